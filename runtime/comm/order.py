@@ -1,8 +1,8 @@
 """The canonical tree over logical ranks: the one order in which gradients are added.
 
 A node is a range [low, high) of logical ranks. It splits at low + the largest power of two below its size, so
-[0, 8) is a full binary tree and [0, 5) is [0, 4) with [4, 5). Addition in floating point isn't associative. As
-every sum in a job follows this tree, the result doesn't depend on who computed, held or pre-added what.
+[0, 8) is a full binary tree and [0, 5) is [0, 4) with [4, 5). Addition in floating point isn't associative;
+as every sum in a job follows this tree, the result doesn't depend on who computed, held or pre-added what.
 """
 
 from __future__ import annotations
