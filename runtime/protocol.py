@@ -13,7 +13,7 @@ link or a Ray call as plain values (``to_plain`` / ``from_plain``), never pickle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
@@ -64,8 +64,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
+    """Proof that `step` is decided. Without headers it is *void*: version step + 1 came from a checkpoint."""
+
     step: int
     headers: tuple[Header, ...]  # by shard
+
+    @property
+    def void(self) -> bool:
+        return not self.headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class Plan:
     ballot: Ballot
     members: tuple[Member, ...]  # by worker id
     version: int  # B: where to go on (rule 13)
-    certificate: Certificate | None  # certificate(B-1); None at the very start and after a rollback
+    certificate: Certificate  # certificate(B-1), void if version B came from a checkpoint
     checkpoint: int | None  # set: roll back to (or start from) this checkpoint's version == B (rule 17)
     shards: tuple[ShardPlan, ...]
     ranks_now: tuple[WorkerId, ...]  # logical rank -> worker, for step B
@@ -185,8 +191,29 @@ def header_from_plain(d: Mapping[str, Any]) -> Header:
     return Header(**d)
 
 
-def certificate_from_plain(d: Mapping[str, Any] | None) -> Certificate | None:
-    return None if d is None else Certificate(d["step"], tuple(header_from_plain(h) for h in d["headers"]))
+def certificate_from_plain(d: Mapping[str, Any]) -> Certificate:
+    return Certificate(d["step"], tuple(header_from_plain(h) for h in d["headers"]))
+
+
+def _certificate_if_any(d: Mapping[str, Any] | None) -> Certificate | None:
+    return None if d is None else certificate_from_plain(d)
+
+
+def pack_header(h: Header) -> list[Any]:
+    """The short form used in frames, where every microsecond is paid once per shard and peer."""
+    return [h.shard, h.squared_norm, h.digest, h.loss, h.tokens, h.data_digest]
+
+
+def unpack_header(v: Sequence[Any]) -> Header:
+    return Header(*v)
+
+
+def pack_certificate(c: Certificate) -> list[Any]:
+    return [c.step, [pack_header(h) for h in c.headers]]
+
+
+def unpack_certificate(v: Sequence[Any]) -> Certificate:
+    return Certificate(v[0], tuple(unpack_header(h) for h in v[1]))
 
 
 def plan_from_plain(d: Mapping[str, Any] | None) -> Plan | None:
@@ -212,8 +239,8 @@ def report_from_plain(d: Mapping[str, Any]) -> Report:
         plan=plan_from_plain(d["plan"]),
         step=d["step"],
         bare=d["bare"],
-        certificate=certificate_from_plain(d["certificate"]),
-        previous=certificate_from_plain(d["previous"]),
+        certificate=_certificate_if_any(d["certificate"]),
+        previous=_certificate_if_any(d["previous"]),
         holdings=tuple(
             HoldingReport(h["shard"], h["complete"], h["version"], tuple(h["pending"])) for h in d["holdings"]
         ),

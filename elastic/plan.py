@@ -1,0 +1,145 @@
+"""The planner: reports in, plan out. A pure function (rules 12, 13, 16, 17).
+
+``make_plan`` decides where to go on and who counts; ``place_shards`` decides who holds what, and moves as few bytes
+as it can: complete copies stay or are promoted, and only a shard without a second complete copy, or a lopsided
+load, has one filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic.placement import place_shards, spread
+from runtime.protocol import (
+    Ballot,
+    Certificate,
+    HoldingReport,
+    Member,
+    Plan,
+    Report,
+    WorkerId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the controller wants of a plan, besides what the reports say."""
+
+    ballot: Ballot
+    nodes: Mapping[WorkerId, int]  # where each asked worker runs
+    logical_ranks: int
+    shards: int
+    stop_at: int
+    checkpoint: int  # the newest complete checkpoint's version
+    stop_now: bool = False  # end at the version the plan goes on from
+
+
+def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
+    newest = newest_plan(reports.values())
+    counting = who_counts(newest, reports)
+    version = max((reports[w].reached for w in counting), default=-1)
+    complete = [
+        {w for w in counting if any(h.shard == s and reaches(h, version) for h in reports[w].holdings)}
+        for s in range(order.shards)
+    ]
+    if newest is None or not counting or not all(complete):
+        return start_plan(order, reports)
+    workers = sorted(reports)
+    return Plan(
+        ballot=order.ballot,
+        members=tuple(member(w, reports[w], w in counting, version, order.nodes) for w in workers),
+        version=version,
+        certificate=certificate_before(version, [reports[w] for w in sorted(counting)]),
+        checkpoint=None,
+        shards=place_shards(workers, order.nodes, complete, newest.shards),
+        ranks_now=assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}),
+        ranks_next=spread(order.logical_ranks, workers),
+        stop_at=version if order.stop_now else max(order.stop_at, version),
+    )
+
+
+def newest_plan(reports: Iterable[Report]) -> Plan | None:
+    return max((r.plan for r in reports if r.plan is not None), key=lambda p: p.ballot, default=None)
+
+
+def who_counts(newest: Plan | None, reports: Mapping[WorkerId, Report]) -> set[WorkerId]:
+    """Rule 12. All others are joiners with empty hands, whatever they hold."""
+    if newest is None:
+        return set()
+    counting = set()
+    for worker, report in reports.items():
+        listed = newest.member(worker)
+        if report.plan is None or listed is None:
+            continue
+        if report.plan.ballot == newest.ballot or (newest.checkpoint is None and not listed.joining):
+            counting.add(worker)
+    return counting
+
+
+def reaches(holding: HoldingReport, version: int) -> bool:
+    """Whether the copy, with the gradients it holds, gives exactly this version (rules 11, 15)."""
+    return (
+        holding.complete
+        and holding.version <= version
+        and all(step in holding.pending for step in range(holding.version, version))
+    )
+
+
+def member(
+    worker: WorkerId, report: Report, counts: bool, version: int, nodes: Mapping[WorkerId, int]
+) -> Member:
+    empty_handed = not counts or report.step < version - 1 or (report.bare and report.step != version - 1)
+    return Member(worker, nodes[worker], joining=empty_handed, behind=empty_handed or report.step < version)
+
+
+def certificate_before(version: int, counting: Sequence[Report]) -> Certificate:
+    for report in counting:
+        if report.step == version and report.previous is not None:
+            return report.previous
+        if report.step == version - 1 and report.certificate is not None:
+            return report.certificate
+    return Certificate(version - 1, ())
+
+
+def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
+    """Start, or roll back to, the newest checkpoint: everyone takes everything from the store (rule 17)."""
+    workers, version = sorted(reports), order.checkpoint
+    ranks = spread(order.logical_ranks, workers)
+    return Plan(
+        ballot=order.ballot,
+        members=tuple(Member(w, order.nodes[w], joining=True, behind=True) for w in workers),
+        version=version,
+        certificate=Certificate(version - 1, ()),
+        checkpoint=version,
+        shards=place_shards(workers, order.nodes, [set(workers)] * order.shards, None),
+        ranks_now=ranks,
+        ranks_next=ranks,
+        stop_at=version if order.stop_now else max(order.stop_at, version),
+    )
+
+
+def assign_now(
+    order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]
+) -> tuple[WorkerId, ...]:
+    """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out."""
+    at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
+    if not at_version:
+        return spread(order.logical_ranks, sorted(order.nodes))
+    owner: dict[int, WorkerId] = {}
+    for worker, report in at_version.items():
+        for low, high in report.computed:
+            if not any(rank in owner for rank in range(low, high)):
+                owner.update(dict.fromkeys(range(low, high), worker))
+    owed = dict.fromkeys(counting, 0)
+    before = newest.ranks_now if newest.version == version else newest.ranks_next
+    for rank, worker in enumerate(before):
+        if rank not in owner and worker in counting:
+            owner[rank] = worker
+            owed[worker] += 1
+    for rank in range(order.logical_ranks):
+        if rank not in owner:
+            worker = min(at_version, key=lambda w: (owed[w], w))
+            owner[rank] = worker
+            owed[worker] += 1
+    return tuple(owner[rank] for rank in range(order.logical_ranks))
