@@ -33,7 +33,7 @@ def choose_owners(
 ) -> list[WorkerId]:
     """An owner stays if it can; an orphan goes to the least loaded copy; then ownership is evened out among copies."""
     wanted = [s.owner for s in before] if before is not None else list(spread(len(complete), workers))
-    load: Counter[WorkerId] = Counter({w: 0 for w in workers})
+    load: Counter[WorkerId] = Counter(dict.fromkeys(workers, 0))
     load.update(w for s, w in enumerate(wanted) if w in complete[s])
     owners = []
     for shard, copies in enumerate(complete):
@@ -74,11 +74,9 @@ class _Backups:
             owners,
         )
         self.several_nodes = len({nodes[w] for w in workers}) > 1
-        self.held: Counter[WorkerId] = Counter({w: 0 for w in workers})
+        self.held: Counter[WorkerId] = Counter(dict.fromkeys(workers, 0))
         self.held.update(owners)
-        self.pairs: Counter[tuple[WorkerId, WorkerId]] = (
-            Counter()
-        )  # (owner, backup): spread one owner over many
+        self.pairs: Counter[tuple[WorkerId, WorkerId]] = Counter()  # (owner, backup): spread one owner over many
         self.backups: list[list[WorkerId]] = []
 
     def plans(self) -> tuple[ShardPlan, ...]:

@@ -86,9 +86,7 @@ def reaches(holding: HoldingReport, version: int) -> bool:
     )
 
 
-def member(
-    worker: WorkerId, report: Report, counts: bool, version: int, nodes: Mapping[WorkerId, int]
-) -> Member:
+def member(worker: WorkerId, report: Report, counts: bool, version: int, nodes: Mapping[WorkerId, int]) -> Member:
     empty_handed = not counts or report.step < version - 1 or (report.bare and report.step != version - 1)
     return Member(worker, nodes[worker], joining=empty_handed, behind=empty_handed or report.step < version)
 
@@ -119,9 +117,7 @@ def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     )
 
 
-def assign_now(
-    order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]
-) -> tuple[WorkerId, ...]:
+def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]) -> tuple[WorkerId, ...]:
     """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out."""
     at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
     if not at_version:

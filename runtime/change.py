@@ -97,9 +97,7 @@ def forget_computed(tx: StepTransaction) -> None:
 
 def start_from_checkpoint(tx: StepTransaction, plan: Plan) -> None:
     """Every named copy is complete at once: it comes from the store (rule 17)."""
-    mine = tuple(
-        s for s, where in enumerate(plan.shards) if tx.worker == where.owner or tx.worker in where.backups
-    )
+    mine = tuple(s for s, where in enumerate(plan.shards) if tx.worker == where.owner or tx.worker in where.backups)
     tx.arithmetic.load(plan.version, mine)
     tx.holdings = {shard: Holding(complete=True, version=plan.version) for shard in mine}
     tx.previous = plan.certificate
@@ -115,9 +113,7 @@ def take_holdings(tx: StepTransaction, plan: Plan) -> None:
             settle_pending(tx, plan, shard, holding)
         if where.owner == tx.worker:
             if holding is None or not holding.reaches(plan.version):
-                raise InternalError(
-                    f"worker {tx.worker} owns shard {shard} and can't reach version {plan.version}"
-                )
+                raise InternalError(f"worker {tx.worker} owns shard {shard} and can't reach version {plan.version}")
             tx.catch_up(shard, holding)
         elif tx.worker in where.fill:
             if holding is not None:
@@ -125,9 +121,7 @@ def take_holdings(tx: StepTransaction, plan: Plan) -> None:
             tx.holdings[shard] = Holding(complete=False, version=plan.version)
         elif holding is not None and not holding.reaches(plan.version):
             if tx.worker in where.backups:
-                raise InternalError(
-                    f"worker {tx.worker} backs shard {shard} and can't reach version {plan.version}"
-                )
+                raise InternalError(f"worker {tx.worker} backs shard {shard} and can't reach version {plan.version}")
             del tx.holdings[shard]
             tx.arithmetic.drop(shard)
 
@@ -145,9 +139,7 @@ def settle_pending(tx: StepTransaction, plan: Plan, shard: int, holding: Holding
 def fall_in(tx: StepTransaction, plan: Plan) -> None:
     """Behind: B-1 is decided; what is missing of version B comes from the owners."""
     if tx.step != plan.version - 1:
-        raise InternalError(
-            f"worker {tx.worker} in step {tx.step} can't be brought to version {plan.version}"
-        )
+        raise InternalError(f"worker {tx.worker} in step {tx.step} can't be brought to version {plan.version}")
     if tx.certificate is not None and tx.certificate != plan.certificate:
         raise InternalError(f"worker {tx.worker} certified step {tx.step} otherwise than the plan says")
     staged = tx.staged if tx.certificate is not None else {}
@@ -163,9 +155,7 @@ def go_on(tx: StepTransaction, plan: Plan) -> None:
     if tx.step != plan.version or tx.certificate is not None:
         raise InternalError(f"worker {tx.worker} in step {tx.step} is told to go on at {plan.version}")
     if tx.previous != plan.certificate:
-        raise InternalError(
-            f"worker {tx.worker} entered step {tx.step} under another certificate than the plan's"
-        )
+        raise InternalError(f"worker {tx.worker} entered step {tx.step} under another certificate than the plan's")
     tx.clear_step()
     tx.step, tx.certificate = plan.version - 1, plan.certificate  # publish as of B-1, then enter B again
     if any(m.behind or m.joining for m in plan.members):
@@ -181,8 +171,5 @@ def publish_own(tx: StepTransaction, plan: Plan) -> None:
 
 def owe_snapshots(tx: StepTransaction, plan: Plan) -> None:
     tx.snapshots_owed = [
-        (shard, backup)
-        for shard, where in enumerate(plan.shards)
-        if where.owner == tx.worker
-        for backup in where.fill
+        (shard, backup) for shard, where in enumerate(plan.shards) if where.owner == tx.worker for backup in where.fill
     ]

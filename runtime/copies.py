@@ -26,7 +26,5 @@ class Holding:
     def reaches(self, version: int) -> bool:
         """Whether this copy, with what is pending, gives exactly `version` (rule 12)."""
         return (
-            self.complete
-            and self.version <= version
-            and all(k in self.pending for k in range(self.version, version))
+            self.complete and self.version <= version and all(k in self.pending for k in range(self.version, version))
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import IntEnum
+from struct import pack
 from typing import Any, NamedTuple, TypeAlias
 
 WorkerId: TypeAlias = int
@@ -50,16 +51,28 @@ class RankWork:
     data_digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What the owner says of one reduced shard of one step; the same from every shard but for the first three."""
+    """What the owner says of one reduced shard of one step; the same from every shard but for the first three.
+
+    Headers are equal when their bits are: a NaN equals itself here.
+    """
 
     shard: int
     squared_norm: float
     digest: bytes
-    loss: float  # summed loss of the global batch (fsum over micro-batches in order)
+    loss: float  # summed loss of the global batch (fsum over micro-batches)
     tokens: int
     data_digest: bytes
+
+    def _bits(self) -> tuple[int, bytes, bytes, int, bytes]:
+        return self.shard, pack("<dd", self.squared_norm, self.loss), self.digest, self.tokens, self.data_digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Header) and self._bits() == other._bits()
+
+    def __hash__(self) -> int:
+        return hash(self._bits())
 
 
 @dataclass(frozen=True, slots=True)

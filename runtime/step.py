@@ -16,19 +16,19 @@ forced before anything that needs it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataloader.errors import InternalError
 from dataloader.stream import fold_digests
+
+from dataloader.errors import InternalError
 from runtime import change
 from runtime.actions import Action, AtGate, Compute, Decided, Ended, Filled, Save, Send
 from runtime.arithmetic import Arithmetic, Payload
-from runtime.comm.order import children, cover
+from runtime.comm.order import children, cover, root
 from runtime.copies import Holding, Pending
-from runtime.guard import Verdict
+from runtime.guard import Verdict, exact_sum
 from runtime.protocol import (
     NO_BALLOT,
     Ballot,
@@ -79,7 +79,7 @@ class StepTransaction:
         self.facts = facts
         self.arithmetic = arithmetic
         self.judge = judge
-        self.root: Node = (0, facts.logical_ranks)
+        self.root: Node = root(facts.logical_ranks)
         self.plan: Plan | None = None
         self.promise: Ballot = NO_BALLOT
         self.step = -1
@@ -209,10 +209,7 @@ class StepTransaction:
                 self.contributions.setdefault(frame.shard, {})[sender] = Contribution(
                     tuple((low, high) for low, high in nodes),
                     frame.payload,
-                    tuple(
-                        (rank, RankWork(tuple(losses), tokens, digest))
-                        for rank, losses, tokens, digest in work
-                    ),
+                    tuple((rank, RankWork(tuple(losses), tokens, digest)) for rank, losses, tokens, digest in work),
                 )
             case FrameKind.GRADIENT:
                 self.on_gradient(frame)
@@ -223,9 +220,7 @@ class StepTransaction:
             case FrameKind.SNAPSHOT:
                 self.on_snapshot(frame)
             case _:
-                raise InternalError(
-                    f"worker {self.worker}: a {frame.kind.name} frame reached the step transaction"
-                )
+                raise InternalError(f"worker {self.worker}: a {frame.kind.name} frame reached the step transaction")
         self.advance()
 
     # --- compute and contribute (rule 3) ------------------------------------------------------------------
@@ -289,17 +284,12 @@ class StepTransaction:
 
     def contribute(self) -> None:
         """Send every owner this worker's part of its shards, empty if it has none, once all of it is computed."""
-        if (
-            self.contributed
-            or self.held
-            or self.certificate is not None
-            or self.step >= self.installed().stop_at
-        ):
+        if self.contributed or self.held or self.certificate is not None or self.step >= self.installed().stop_at:
             return
         if self.missing():
             return
         self.contributed = True
-        nodes = cover(self.assigned())
+        nodes = cover(self.assigned(), self.facts.logical_ranks)
         work = tuple((rank, self.work[rank]) for rank in sorted(self.work))
         meta = [list(nodes), [[rank, list(w.losses), w.tokens, w.data_digest] for rank, w in work]]
         for shard, where in self._shards_from_here():
@@ -325,11 +315,7 @@ class StepTransaction:
             return
         if self.certificate is None:
             for shard, where in enumerate(plan.shards):
-                if (
-                    where.owner == self.worker
-                    and shard not in self.reduced
-                    and self.has_all_contributions(shard)
-                ):
+                if where.owner == self.worker and shard not in self.reduced and self.has_all_contributions(shard):
                     self.reduce(shard, where)
             if self.has_all_records():
                 headers = tuple(next(iter(self.records[s].values())) for s in range(self.facts.shards))
@@ -345,9 +331,7 @@ class StepTransaction:
 
     def has_all_records(self) -> bool:
         shards = self.installed().shards
-        return all(
-            self.records.get(s, {}).keys() >= set(self.voters(where)) for s, where in enumerate(shards)
-        )
+        return all(self.records.get(s, {}).keys() >= set(self.voters(where)) for s, where in enumerate(shards))
 
     def voters(self, where: ShardPlan) -> tuple[WorkerId, ...]:
         """Every named backup, filled or not; only a shard without any is vouched for by its owner (rule 4)."""
@@ -360,16 +344,14 @@ class StepTransaction:
         tiles = sorted(node for nodes, _ in parts for node in nodes)
         ends = [low for low, _ in tiles] + [self.facts.logical_ranks]
         if ends != [0] + [high for _, high in tiles] or sorted(work) != list(range(self.facts.logical_ranks)):
-            raise InternalError(
-                f"step {self.step}, shard {shard}: contributions {tiles} don't tile the logical ranks"
-            )
+            raise InternalError(f"step {self.step}, shard {shard}: contributions {tiles} don't tile the logical ranks")
         squared_norm, digest = self.arithmetic.reduce(shard, self.step, parts)
         ranks = [work[rank] for rank in range(self.facts.logical_ranks)]
         header = Header(
             shard,
             squared_norm,
             digest,
-            loss=math.fsum(loss for w in ranks for loss in w.losses),
+            loss=exact_sum(loss for w in ranks for loss in w.losses),
             tokens=sum(w.tokens for w in ranks),
             data_digest=fold_digests(w.data_digest for w in ranks),
         )
@@ -386,9 +368,7 @@ class StepTransaction:
         shard, header = frame.shard, unpack_header(frame.meta)
         holding = self.holdings.get(shard)
         if holding is None or self.worker not in self.installed().shards[shard].backups:
-            raise InternalError(
-                f"worker {self.worker} got a gradient of shard {shard} and is no backup of it"
-            )
+            raise InternalError(f"worker {self.worker} got a gradient of shard {shard} and is no backup of it")
         self.catch_up(shard, holding)
         digest = self.arithmetic.store_gradient(shard, self.step, frame.payload)
         if digest != header.digest:
@@ -525,9 +505,7 @@ class StepTransaction:
         self.act(Send(to, Frame(kind, self.installed().ballot, self.step, shard, meta, payload)))
 
     def save_if_due(self, plan: Plan) -> None:
-        due = self.step >= plan.stop_at or (
-            self.facts.save_every > 0 and self.step % self.facts.save_every == 0
-        )
+        due = self.step >= plan.stop_at or (self.facts.save_every > 0 and self.step % self.facts.save_every == 0)
         own = tuple(s for s, where in enumerate(plan.shards) if where.owner == self.worker)
         if due and own and plan.checkpoint != self.step:
             self.act(Save(self.step, own))
