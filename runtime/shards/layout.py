@@ -100,9 +100,7 @@ def flat_layout(groups: Sequence[Sequence[tuple[str, tuple[int, ...]]]], shards:
     for number, group in enumerate(groups):
         for name, shape in group:
             if name in seen:
-                raise RecipeError(
-                    f"param_groups: parameter {name!r} appears twice; put it in exactly one group"
-                )
+                raise RecipeError(f"param_groups: parameter {name!r} appears twice; put it in exactly one group")
             seen.add(name)
             slot = Slot(name, tuple(shape), start, _numel(shape), number)
             slots.append(slot)
