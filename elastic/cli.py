@@ -1,0 +1,187 @@
+"""The command `everstep`.
+
+    0    done                              3    the job failed
+    1    the check says no (audit, diff)   130  stopped by Ctrl-C, with a checkpoint
+    2    usage or config
+
+Rules of this room: an error on purpose is one line on stderr, never a traceback; each command imports what it needs
+when it runs, so that asking for help or a status is quick and needs neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from dataloader.errors import EverstepError, UsageError
+
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+DETACHED = 0
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    parsed = _parser().parse_args(arguments)
+    command: Command = parsed.command
+    try:
+        code = command(parsed)
+        sys.stdout.flush()
+        return code
+    except EverstepError as error:
+        print(f"everstep: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("everstep: interrupted; no job of this command is running", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output is gone; a job goes on by itself
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="everstep", description="Elastic training for PyTorch: any failure, the same bits.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def add(name: str, command: Command, about: str) -> _Parser:
+        sub = commands.add_parser(name, help=about, description=about)
+        sub.set_defaults(command=command)
+        return sub
+
+    demo = add("demo", _demo, "train the example job twice, undisturbed and through failures, and compare the bits")
+    demo.add_argument("--dir", type=Path, default=Path("runs"), help="where the two run directories go (runs)")
+
+    run = add("run", _run, "run a job and watch it; Ctrl-C stops it with a checkpoint, a second one ends it at once")
+    run.add_argument("job", type=Path, metavar="JOB.yaml")
+    run.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="change a key; VALUE is YAML")
+    run.add_argument("--resume", action="store_true", help="go on with the run in the run directory")
+    run.add_argument("--detach", action="store_true", help="return as soon as the job is up")
+    run.add_argument("--address", default="local", help="local (its own Ray), auto, or a Ray cluster's address")
+
+    for name, command, about in (
+        ("attach", _attach, "watch a running job; Ctrl-C only detaches"),
+        ("status", _status, "say where a run stands and who its members are"),
+        ("inject", _inject, "make a running job suffer a fault"),
+        ("audit", _audit, "prove from the records and the data that every sample was used once and in its place"),
+    ):
+        add(name, command, about).add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    commands.choices["status"].add_argument("--json", action="store_true", help="as one JSON object")
+    commands.choices["inject"].add_argument("faults", nargs="+", metavar="FAULT", help=_grammar())
+
+    two = add("diff", _diff, "compare two runs step by step, and their weights")
+    two.add_argument("run_a", type=Path, metavar="RUN_A")
+    two.add_argument("run_b", type=Path, metavar="RUN_B")
+    return parser
+
+
+def _grammar() -> str:
+    from elastic.faults import GRAMMAR
+
+    return GRAMMAR
+
+
+# --- commands ------------------------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from elastic.demo import demo
+
+    return demo(arguments.dir)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from elastic.config import load_job
+    from elastic.launch import run_job
+    from elastic.watch import complain
+
+    job = load_job(arguments.job, arguments.set)
+    run, outcome = run_job(job, arguments.resume, arguments.detach, arguments.address)
+    place = _shown(run.path)
+    if outcome.state == "failed":
+        complain(outcome.reason)
+    elif outcome.state == "done":
+        print(f"done: weights in {_shown(run.weights)}; check them with `everstep audit {place}`")
+    elif outcome.state == "stopped":
+        print(f"stopped: go on with `everstep run {arguments.job} --resume`")
+    elif arguments.detach:
+        print(f"running in {place}; watch it with `everstep attach {place}`")
+    return outcome.exit_code
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    from elastic.config import stored_job
+    from elastic.rundir import open_run
+    from elastic.view import RunView
+    from elastic.watch import Signals, attend, complain
+
+    run = open_run(arguments.run)
+    job = stored_job(run.job)
+    with Signals() as signals:
+        outcome = attend(run, RunView(job.run.name, job.train.steps), signals)
+    if outcome.state == "failed":
+        complain(outcome.reason)
+    else:
+        print(f"{outcome.state}: {_shown(run.path)}")
+    return outcome.exit_code
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from elastic.rundir import open_run
+    from elastic.status import read, show
+
+    status = read(open_run(arguments.run))
+    if arguments.json:
+        print(json.dumps(status))
+    else:
+        show(status)
+    return 0
+
+
+def _inject(arguments: argparse.Namespace) -> int:
+    from elastic.faults import parse_fault
+    from elastic.rundir import holder, open_run
+
+    faults = [str(parse_fault(text)) for text in arguments.faults]
+    run = open_run(arguments.run)
+    if holder(run) is None:
+        raise UsageError(f"{arguments.run}: no job is running here; start one with `everstep run`")
+    from elastic.cluster.attach import inject  # brings in Ray
+
+    for line in inject(run.path, faults):
+        print(line)
+    return 0
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from elastic.checks import audit_run
+    from elastic.rundir import open_run
+
+    return 0 if audit_run(open_run(arguments.run)) else 1
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from elastic.checks import diff_runs
+    from elastic.rundir import open_run
+
+    return 0 if diff_runs(open_run(arguments.run_a), open_run(arguments.run_b)) else 1
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""What a viewer knows of a run, and how it looks: a live picture on a terminal, plain lines elsewhere.
+
+Rules of this room: `RunView` only folds records, events and status into values; it reads no file and no clock. A
+viewer meets files of other versions and half-filled events, so nothing here relies on a field that may be missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+RATE_STEPS = 10  # tokens per second are shown over this many steps
+QUIET_KEYS = frozenset({"time", "kind", "step", "generation"})
+STYLES = {
+    "fault_injected": "bold red",
+    "fault_skipped": "dim",
+    "fault_detected": "red",
+    "recovery": "bold green",
+    "member_joined": "green",
+    "member_left": "yellow",
+    "plan": "cyan",
+    "checkpoint": "blue",
+    "run_ended": "bold",
+}
+
+
+class RunView:
+    """The state of one run as its files tell it. Feed it with `record`, `event` and `status`, in any order."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.done_steps = 0
+        self.last: Mapping[str, Any] = {}
+        self.members: Sequence[Mapping[str, Any]] = ()
+        self.state = "starting"
+        self.generation: int | None = None
+        self.ended: Mapping[str, Any] | None = None
+        self.faults = 0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RATE_STEPS)  # (tokens, seconds)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """A line of the ledger."""
+        step = record.get("step")
+        if not isinstance(step, int):
+            return
+        self.done_steps = max(self.done_steps, step + 1)
+        self.last = record
+        self.generation = record.get("generation", self.generation)
+        self._recent.append((_number(record.get("tokens")), _number(record.get("seconds"))))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """A line of the events."""
+        self.generation = event.get("generation", self.generation)
+        if event.get("kind") == "fault_injected":
+            self.faults += 1
+        self.ended = event if event.get("kind") == "run_ended" else None
+
+    def status(self, status: Mapping[str, Any]) -> None:
+        """The contents of status.json."""
+        members = status.get("members")
+        self.members = [m for m in members if isinstance(m, dict)] if isinstance(members, list) else ()
+        self.state = str(status.get("state", self.state))
+        self.generation = status.get("generation", self.generation)
+
+    @property
+    def tokens_per_second(self) -> float:
+        seconds = sum(s for _, s in self._recent)
+        return sum(t for t, _ in self._recent) / seconds if seconds > 0 else 0.0
+
+    def __rich__(self) -> RenderableType:
+        """The live picture."""
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column()
+        head.add_column(ratio=1)
+        head.add_column(justify="right")
+        bar = ProgressBar(total=max(1, self.steps), completed=self.done_steps)
+        head.add_row(Text(self.name, style="bold"), bar, f"{self.done_steps}/{self.steps} steps")
+        numbers = Text("  ").join(Text(part) for part in self._numbers())
+        parts: list[RenderableType] = [head, numbers]
+        if self.members:
+            parts.append(member_table(self.members))
+        return Group(*parts)
+
+    def _numbers(self) -> list[str]:
+        parts = [self.state]
+        if self.last:
+            parts += [
+                f"loss {_number(self.last.get('loss')):.4f}",
+                f"lr {_number(self.last.get('lr')):.2e}",
+                f"{self.tokens_per_second:,.0f} tokens/s",
+            ]
+        if self.generation is not None:
+            parts.append(f"generation {self.generation}")
+        if self.members:
+            parts.append(f"{len(self.members)} members")
+        parts.append(f"{self.faults} faults")
+        return parts
+
+
+def member_table(members: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per worker and standby."""
+    table = Table(box=None, padding=(0, 2), header_style="dim", pad_edge=False)
+    for name, right in (
+        ("worker", True),
+        ("node", True),
+        ("role", False),
+        ("logical ranks", False),
+        ("optimizer", True),
+    ):
+        table.add_column(name, justify="right" if right else "left")
+    for member in members:
+        table.add_row(
+            str(member.get("id", "?")),
+            str(member.get("node", "?")),
+            str(member.get("role", "?")),
+            _ranks(member.get("logical_ranks")),
+            _size(_number(member.get("optimizer_bytes"))),
+        )
+    return table
+
+
+# --- plain lines ---------------------------------------------------------------------------------------------
+
+
+def record_line(record: Mapping[str, Any], steps: int) -> str:
+    """A ledger record as one line."""
+    seconds = _number(record.get("seconds"))
+    rate = f"  {_number(record.get('tokens')) / seconds:,.0f} tokens/s" if seconds > 0 else ""
+    verdict = record.get("verdict", "commit")
+    return (
+        f"{clock(record)}  step {record.get('step', '?'):>{len(str(steps))}} of {steps}"
+        f"  loss {_number(record.get('loss')):.4f}  grad {_number(record.get('grad_norm')):.3f}"
+        f"  lr {_number(record.get('lr')):.2e}{rate}  {record.get('workers', '?')} workers"
+        f"  generation {record.get('generation', '?')}{'' if verdict == 'commit' else f'  ({verdict})'}"
+    )
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event as one line."""
+    kind = str(event.get("kind", "event"))
+    words = f"{clock(event)}  {kind.replace('_', ' ')}"
+    if kind == "recovery":
+        return f"{words} in step {event.get('step', '?')}: {_recovery(event)}"
+    if kind == "run_ended":
+        reason = event.get("reason")
+        return f"{words}: {event.get('state', '?')}{f': {reason}' if reason else ''}"
+    details = [f"{_value(event['fault'])}"] if "fault" in event else []
+    details += [f"{k} {_value(v)}" for k, v in event.items() if k not in QUIET_KEYS and k != "fault" and v is not None]
+    return f"{words} at step {event.get('step', '?')}{': ' if details else ''}{', '.join(details)}"
+
+
+def _recovery(event: Mapping[str, Any]) -> str:
+    parts = [
+        f"noticed after {_number(event['detect_ms']):.0f} ms" if event.get("detect_ms") is not None else "",
+        f"survivors paused {_number(event['pause_ms']):.0f} ms" if event.get("pause_ms") is not None else "",
+        f"{event['recomputed']} micro-batches recomputed" if "recomputed" in event else "",
+        f"{_size(_number(event['bytes_moved']))} moved" if "bytes_moved" in event else "",
+        f"links +{event['links_opened']} -{event['links_closed']}"
+        if "links_opened" in event and "links_closed" in event
+        else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def event_text(event: Mapping[str, Any]) -> Text:
+    """The same, coloured by kind."""
+    return Text(event_line(event), style=STYLES.get(str(event.get("kind")), ""))
+
+
+def clock(line: Mapping[str, Any]) -> str:
+    """The local time of a record or event."""
+    stamp = line.get("time")
+    if not isinstance(stamp, (int, float)):
+        return "--:--:--"
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(stamp))
+    except (OverflowError, ValueError, OSError):
+        return "--:--:--"
+
+
+def _number(value: Any) -> float:
+    """What may be a number, or a number as text (NaN has no other form in JSON)."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return " ".join(_value(v) for v in value) or "none"
+    if isinstance(value, dict):
+        return " ".join(f"{k}={_value(v)}" for k, v in value.items())
+    return str(value)
+
+
+def _ranks(ranks: Any) -> str:
+    """[0, 1, 2, 5] -> 0-2 5"""
+    if not isinstance(ranks, list) or not all(isinstance(r, int) for r in ranks):
+        return "-"
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""

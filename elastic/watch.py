@@ -1,0 +1,299 @@
+"""A viewer: follows the files of a run until the job process is gone, and passes Ctrl-C on to it.
+
+Rules of this room: a viewer holds nothing. It learns what happens from files only, judges whether the job lives by
+its lock (or, of a child, by the child), and can come and go at any time without the job noticing.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol, TypeAlias
+
+from rich.console import Console
+from rich.live import Live
+
+from elastic.record_lines import Tail, read_events
+from elastic.rundir import RunDirectory, holder
+from elastic.view import RunView, event_line, event_text, record_line
+
+POLL_SECONDS = 0.1
+JOB_EXIT_CODES = (0, 2, 3, 130)
+EXIT_CODES = {"done": 0, "stopped": 130, "failed": 3, "detached": 0}
+
+State: TypeAlias = Literal["done", "stopped", "failed", "detached"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How it ended, for this viewer. `reason` is one line, for a failure."""
+
+    state: State
+    reason: str
+    exit_code: int
+
+
+class Signals:
+    """Counts what the terminal asks for while the block runs; nothing is done inside a handler."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.hung_up = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._noted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _noted(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self.hung_up = True
+        else:
+            self.interrupts += 1
+
+
+# --- the job process, as a viewer sees it --------------------------------------------------------------------
+
+
+class Child:
+    """The job process that this process started; its own part of the log begins at byte `log_start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_start: int) -> None:
+        self.process, self.log_start = process, log_start
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def interrupt(self) -> None:
+        if self.alive():
+            self.process.send_signal(signal.SIGINT)
+
+
+# --- screens -------------------------------------------------------------------------------------------------
+
+
+class Screen(Protocol):
+    def __enter__(self) -> Screen: ...
+    def __exit__(self, *_: object) -> None: ...
+    def record(self, record: Mapping[str, Any]) -> None: ...
+    def event(self, event: Mapping[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+    def refresh(self) -> None: ...
+
+
+class LiveScreen:
+    """The live picture at the bottom of a terminal; events scroll by above it."""
+
+    def __init__(self, view: RunView, console: Console) -> None:
+        self._live = Live(view, console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> LiveScreen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Shown by the picture."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._live.console.print(event_text(event))
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def refresh(self) -> None:
+        self._live.refresh()
+
+
+class PlainScreen:
+    """One line per step and per event, for pipes and files."""
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+
+    def __enter__(self) -> PlainScreen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.say(record_line(record, self._view.steps))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self.say(event_line(event))
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def refresh(self) -> None:
+        """Lines are written as they come."""
+
+
+def screen_for(view: RunView) -> Screen:
+    console = Console()
+    return LiveScreen(view, console) if console.is_terminal else PlainScreen(view)
+
+
+# --- following -----------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """Feeds a view and a screen from the run's files. `from_end`: what is there already is taken in silently."""
+
+    def __init__(self, run: RunDirectory, view: RunView, from_end: bool) -> None:
+        self._run, self._view = run, view
+        self._ledger, self._events = Tail(run.ledger), Tail(run.events)
+        if from_end:
+            self.take_in()
+            view.ended, view.faults = None, 0
+
+    def take_in(self) -> None:
+        """Bring the view up to date and show nothing."""
+        for record in self._ledger.read():
+            self._view.record(record)
+        for event in self._events.read():
+            self._view.event(event)
+
+    def step(self, screen: Screen) -> None:
+        """Take in what is new, steps and events in the order of their times."""
+        new = [(_time(r), 0, r) for r in self._ledger.read()] + [(_time(e), 1, e) for e in self._events.read()]
+        for _, is_event, line in sorted(new, key=lambda entry: entry[:2]):
+            if is_event:
+                self._view.event(line)
+                if not (line.get("kind") == "run_ended" and line.get("state") == "failed"):
+                    screen.event(line)
+            else:
+                self._view.record(line)
+                screen.record(line)
+        self._view.status(read_status(self._run) or {})
+        screen.refresh()
+
+
+def follow(run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower) -> Outcome:
+    """Watch one's own job until it is gone. The first Ctrl-C asks it to stop with a checkpoint, the next to end."""
+    passed_on = 0
+    with screen_for(view) as screen:
+        while True:
+            alive = job.alive()
+            follower.step(screen)
+            if not alive:
+                break
+            if signals.hung_up:
+                return Outcome("detached", "", 0)
+            while passed_on < signals.interrupts:
+                passed_on += 1
+                job.interrupt()
+                screen.say(
+                    "stopping at the next step with a checkpoint; Ctrl-C again ends at once"
+                    if passed_on == 1
+                    else "ending at once"
+                )
+            time.sleep(POLL_SECONDS)
+    return outcome_of(run, view.ended, job)
+
+
+def attend(run: RunDirectory, view: RunView, signals: Signals) -> Outcome:
+    """Watch a job that was started elsewhere. Ctrl-C only detaches."""
+    follower = Follower(run, view, from_end=True)
+    if holder(run) is None:
+        return outcome_of(run, last_end(run))
+    with screen_for(view) as screen:
+        screen.say(f"attached at step {view.done_steps} of {view.steps}; Ctrl-C detaches")
+        while True:
+            alive = holder(run) is not None
+            follower.step(screen)
+            if not alive:
+                break
+            if signals.interrupts or signals.hung_up:
+                return Outcome("detached", "", 0)
+            time.sleep(POLL_SECONDS)
+    return outcome_of(run, view.ended)
+
+
+def wait_until_up(run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower) -> Outcome | None:
+    """Return None once the job says that it is up, or how it ended before that."""
+    passed_on = 0
+    while job.alive():
+        if run.cluster.exists():
+            return None
+        while passed_on < signals.interrupts:
+            passed_on += 1
+            job.interrupt()
+        time.sleep(POLL_SECONDS)
+    follower.take_in()
+    return outcome_of(run, view.ended, job)
+
+
+def outcome_of(run: RunDirectory, ended: Mapping[str, Any] | None, job: Child | None = None) -> Outcome:
+    """From the job's last word, if it had one, and of one's own child also from its exit code."""
+    code = job.process.returncode if job is not None else None
+    state = ended.get("state") if ended is not None else None
+    if state in ("done", "stopped", "failed"):
+        known = code if code in JOB_EXIT_CODES else EXIT_CODES[state]
+        reason = str((ended or {}).get("reason") or "")
+        return Outcome(state, reason, known)
+    last = _last_line(run.job_log, job.log_start if job is not None else 0)
+    if code in (2, 3) and last:
+        return Outcome("failed", last.removeprefix("everstep: "), code)
+    how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else "died"
+    said = f"; its last words were: {last}" if last else ""
+    return Outcome("failed", f"the job process {how} without ending the run (see {run.job_log}){said}", 3)
+
+
+# --- small readings ------------------------------------------------------------------------------------------
+
+
+def read_status(run: RunDirectory) -> dict[str, Any] | None:
+    """What the controller last said of the members, if anything."""
+    try:
+        value = json.loads(run.status.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def last_end(run: RunDirectory) -> Mapping[str, Any] | None:
+    """The event with which the last job here ended; None if it died. A job that came after that event had the lock."""
+    events = read_events(run.events)
+    if not events or events[-1].get("kind") != "run_ended":
+        return None
+    try:
+        begun = run.lock.stat().st_mtime
+    except FileNotFoundError:
+        begun = 0.0
+    return events[-1] if _time(events[-1]) >= begun else None
+
+
+def _time(line: Mapping[str, Any]) -> float:
+    value = line.get("time")
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _last_line(path: Path, start: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, path.stat().st_size - 16384))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def complain(text: str) -> None:
+    """The one clear line, on stderr."""
+    print(f"everstep: {text}", file=sys.stderr, flush=True)
