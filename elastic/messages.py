@@ -1,0 +1,329 @@
+"""What the controller is told, and what it asks for: values only.
+
+Events come from node agents (which pass on what their workers say), from the shell around the controller (agents that
+came up or went down, requests, time) and carry wall-clock stamps only where they are measured, never decided on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from runtime.protocol import Ballot, Report, StepRecord, WorkerId
+
+NodeId: TypeAlias = int
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker that is up: its model is built, it listens, its probe has run."""
+
+    worker: WorkerId
+    pid: int
+    address: tuple[str, int]
+    numerics: Mapping[str, str]
+    probe: str
+    linked: bool = False
+    optimizer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentUp:
+    """An agent introduces itself, to a new controller or anew. `instance` is unique to its process."""
+
+    slot: int
+    instance: str
+    host: str
+    workers: tuple[WorkerInfo, ...] = ()
+    starting: tuple[WorkerId, ...] = ()  # workers that it started and that aren't up yet
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDown:
+    slot: int
+    instance: str  # "": whichever the slot held
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    info: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLinked:
+    """It has tried its links to all the peers that it was told of."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    worker: WorkerId
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """It says itself why it can't go on. `theirs`: the user or the host is to blame, another try won't help."""
+
+    worker: WorkerId
+    message: str
+    theirs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    worker: WorkerId
+    peer: WorkerId
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInstalled:
+    worker: WorkerId
+    ballot: Ballot
+    waiting: bool  # it was not computing a micro-batch of its own
+    links_opened: int = 0
+    links_closed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """It goes on at the plan's version. `bytes_moved`: state that it sent before it could."""
+
+    worker: WorkerId
+    ballot: Ballot
+    time: float
+    bytes_moved: int = 0
+    optimizer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """The logical ranks that a plan handed over are computed."""
+
+    worker: WorkerId
+    ballot: Ballot
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFilled:
+    worker: WorkerId
+    ballot: Ballot
+    shard: int
+    optimizer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDecided:
+    worker: WorkerId
+    records: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Micro-batches of `step` that this worker has computed so far, and of all steps in its life."""
+
+    worker: WorkerId
+    step: int
+    micro_batches: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSaved:
+    """One data file of a checkpoint is durable. `file` is the manifest's entry; shard -1 is the buffers file."""
+
+    worker: WorkerId
+    version: int
+    shard: int
+    file: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsWritten:
+    worker: WorkerId
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingAtGate:
+    worker: WorkerId
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRequested:
+    """A fault from the command line."""
+
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """An injected kill was done: the moment of it. `slot`: an agent's (worker is -1 then), told by the shell."""
+
+    worker: WorkerId
+    time: float
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event: TypeAlias = (
+    AgentUp
+    | AgentDown
+    | WorkerUp
+    | WorkerLinked
+    | WorkerExited
+    | WorkerFailed
+    | LinkLost
+    | Reported
+    | PlanInstalled
+    | Resumed
+    | Recomputed
+    | ShardFilled
+    | StepsDecided
+    | Progress
+    | ShardSaved
+    | WeightsWritten
+    | WaitingAtGate
+    | FaultRequested
+    | Killed
+    | CheckpointWritten
+    | Tick
+)
+
+# --- actions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Make the controller's durable state durable, before anything that follows."""
+
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgent:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeAgent:
+    """Tell an agent its node id."""
+
+    slot: int
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    slot: int
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """SIGKILL. `fault`: an injected one; the agent tells when it was done."""
+
+    slot: int
+    worker: WorkerId
+    fault: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KillAgent:
+    """SIGKILL the agent's process; its workers die with it. `again`: Ray brings it back."""
+
+    slot: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KillController:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """A message for one worker, through its agent: ask, plan, peers, release, initialise, ack."""
+
+    slot: int
+    worker: WorkerId
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEvent:
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLedger:
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """All data files of this checkpoint are durable."""
+
+    version: int
+    shards: Mapping[int, Mapping[str, Any]]
+    buffers: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishStatus:
+    """Something that people look at has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Send a Tick after so many seconds at the latest."""
+
+    after_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    state: str  # done | stopped | failed
+    reason: str
+
+
+Action: TypeAlias = (
+    Persist
+    | StartAgent
+    | WelcomeAgent
+    | StartWorker
+    | KillWorker
+    | KillAgent
+    | KillController
+    | ToWorker
+    | AppendEvent
+    | AppendLedger
+    | WriteManifest
+    | PublishStatus
+    | Wake
+    | End
+)

@@ -1,0 +1,64 @@
+"""What one recovery cost: from the kill to the last survivor that goes on. Pure measuring, nothing decides on it.
+
+    detect_ms      kill -> first notice anywhere (a closed link, an exit seen, an agent gone); None if nobody knows when
+    pause_ms       first notice -> the last *waiting* survivor goes on under the new plan
+    recomputed     micro-batches that were computed and lost, so are computed a second time
+    recompute_ms   the longest that a survivor took over what the plan handed to it
+    bytes_moved    state that had to be sent before training went on
+
+Times are wall-clock seconds as stamped where they were seen: on one host exact, across hosts as good as their clocks.
+A second failure before the end belongs to the same recovery.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.protocol import Ballot, WorkerId
+
+
+@dataclass(slots=True)
+class Recovery:
+    noticed: float
+    killed: float | None = None
+    lost: set[WorkerId] = field(default_factory=set)
+    ballot: Ballot | None = None
+    survivors: set[WorkerId] = field(default_factory=set)
+    waiting: dict[WorkerId, bool] = field(default_factory=dict)
+    resumed: dict[WorkerId, float] = field(default_factory=dict)
+    handed_over: set[WorkerId] = field(default_factory=set)  # survivors that compute what the lost owed
+    recompute_ms: float = 0.0
+    recomputed: int = 0
+    bytes_moved: int = 0
+    links_opened: int = 0
+    links_closed: int = 0
+    rollback: bool = False
+
+    def planned(self, ballot: Ballot, survivors: set[WorkerId], handed_over: set[WorkerId]) -> None:
+        """A plan was made; an earlier one of the same recovery is superseded."""
+        self.ballot, self.survivors, self.handed_over = ballot, survivors, set(handed_over)
+        self.waiting.clear()
+        self.resumed.clear()
+
+    def over(self) -> bool:
+        return self.ballot is not None and self.resumed.keys() >= self.survivors and not self.handed_over
+
+    def without(self, worker: WorkerId) -> None:
+        self.survivors.discard(worker)
+        self.handed_over.discard(worker)
+
+    def figures(self) -> dict[str, Any]:
+        went_on = [self.resumed[w] for w in self.survivors if self.waiting.get(w, True) and w in self.resumed]
+        last = max(went_on, default=self.noticed)
+        return {
+            "workers": sorted(self.lost),
+            "detect_ms": None if self.killed is None else round(max(0.0, self.noticed - self.killed) * 1e3, 3),
+            "pause_ms": round(max(0.0, last - self.noticed) * 1e3, 3),
+            "recomputed": self.recomputed,
+            "recompute_ms": round(self.recompute_ms, 3),
+            "bytes_moved": self.bytes_moved,
+            "links_opened": self.links_opened,
+            "links_closed": self.links_closed,
+            "rollback": self.rollback,
+        }

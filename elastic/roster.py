@@ -1,0 +1,156 @@
+"""Who is there: nodes and workers, their numbers and their states. Pure book-keeping of the controller.
+
+Numbers count up in order of start and are never used again. A *slot* is a place where an agent runs; a *node* is one
+life of the agent in a slot, so an agent that comes back is a new node.
+
+    worker   starting ──WorkerUp──▶ up ──WorkerLinked──▶ ready ──▶ dead (from anywhere, for good)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from elastic.messages import NodeId, WorkerInfo
+from runtime.protocol import WorkerId
+
+
+class WorkerState(StrEnum):
+    STARTING = "starting"
+    UP = "up"
+    READY = "ready"
+    DEAD = "dead"
+
+
+@dataclass(slots=True)
+class Worker:
+    id: WorkerId
+    node: NodeId
+    slot: int
+    state: WorkerState = WorkerState.STARTING
+    info: WorkerInfo | None = None
+    optimizer_bytes: int = 0
+    progress: tuple[int, int] = (-1, 0)  # (step, micro-batches of it computed)
+    computed: int = 0  # micro-batches in its life
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not WorkerState.DEAD
+
+
+@dataclass(slots=True)
+class Node:
+    id: NodeId
+    slot: int
+    instance: str
+    host: str = ""
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class Roster:
+    workers_per_node: int
+    standbys: int
+    next_worker: WorkerId = 0
+    next_node: NodeId = 0
+    slots: set[int] = field(default_factory=set)  # where an agent is wanted
+    reserved: dict[int, tuple[NodeId, list[WorkerId]]] = field(default_factory=dict)  # slot -> its first node's numbers
+    nodes: dict[NodeId, Node] = field(default_factory=dict)
+    workers: dict[WorkerId, Worker] = field(default_factory=dict)
+
+    # --- numbers --------------------------------------------------------------------------------------------
+
+    def reserve_first(self, nodes: int) -> None:
+        """The numbers of a job's start: workers by node, then standbys, spread over the nodes."""
+        for slot in range(nodes):
+            workers = [self.new_worker_id() for _ in range(self.workers_per_node)]
+            self.reserved[slot] = (self.next_node, workers)
+            self.next_node += 1
+            self.slots.add(slot)
+        for standby in range(self.standbys):
+            self.reserved[standby % nodes][1].append(self.new_worker_id())
+
+    def new_worker_id(self) -> WorkerId:
+        self.next_worker += 1
+        return self.next_worker - 1
+
+    def new_slot(self) -> int:
+        slot = max(self.slots | {n.slot for n in self.nodes.values()}, default=-1) + 1
+        self.slots.add(slot)
+        return slot
+
+    # --- coming and going -----------------------------------------------------------------------------------
+
+    def node_up(self, slot: int, instance: str, host: str) -> tuple[Node, list[WorkerId]]:
+        """The node of this agent, and the workers to start on it: none if it is known already."""
+        for node in self.nodes.values():
+            if node.instance == instance:
+                node.alive, node.host = True, host
+                return node, []
+        for node in self.nodes.values():
+            if node.slot == slot:
+                self.node_down(node.id)
+        number, first = self.reserved.pop(slot, (-1, []))
+        if number < 0:
+            number, self.next_node = self.next_node, self.next_node + 1
+        node = self.nodes[number] = Node(number, slot, instance, host)
+        return node, first or [self.new_worker_id() for _ in range(max(0, self.wanted() - len(self.living())))]
+
+    def node_down(self, node: NodeId) -> list[WorkerId]:
+        """Its workers die with it (they have set a parent-death signal)."""
+        self.nodes[node].alive = False
+        gone = [w.id for w in self.living() if w.node == node]
+        for worker in gone:
+            self.workers[worker].state = WorkerState.DEAD
+        return gone
+
+    def add_worker(self, worker: WorkerId, node: Node, info: WorkerInfo | None = None) -> Worker:
+        added = self.workers[worker] = Worker(worker, node.id, node.slot)
+        if info is not None:
+            added.info, added.optimizer_bytes = info, info.optimizer_bytes
+            added.state = WorkerState.READY if info.linked else WorkerState.UP
+        return added
+
+    # --- questions ------------------------------------------------------------------------------------------
+
+    def wanted(self) -> int:
+        """How many workers the living nodes should run, standbys included."""
+        return self.living_nodes() * self.workers_per_node + self.standbys
+
+    def living_nodes(self) -> int:
+        return sum(n.alive for n in self.nodes.values())
+
+    def node_in(self, slot: int) -> Node | None:
+        return next((n for n in self.nodes.values() if n.slot == slot and n.alive), None)
+
+    def lives(self, worker: WorkerId) -> bool:
+        known = self.workers.get(worker)
+        return known is not None and known.alive
+
+    def living(self) -> list[Worker]:
+        return [w for w in self.workers.values() if w.alive]
+
+    def ready(self) -> list[Worker]:
+        return sorted((w for w in self.workers.values() if w.state is WorkerState.READY), key=lambda w: w.id)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(sorted(self.workers.values(), key=lambda w: w.id))
+
+    # --- what survives the controller -----------------------------------------------------------------------
+
+    def durable(self) -> dict[str, Any]:
+        return {
+            "next_worker": self.next_worker,
+            "next_node": self.next_node,
+            "slots": sorted(self.slots),
+            "reserved": [[slot, node, list(workers)] for slot, (node, workers) in sorted(self.reserved.items())],
+            "nodes": [[n.id, n.slot, n.instance, n.alive] for n in self.nodes.values()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.next_worker, self.next_node = state["next_worker"], state["next_node"]
+        self.slots = set(state["slots"])
+        self.reserved = {slot: (node, list(workers)) for slot, node, workers in state["reserved"]}
+        self.nodes = {n: Node(n, slot, instance, alive=alive) for n, slot, instance, alive in state["nodes"]}
