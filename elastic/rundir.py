@@ -136,7 +136,7 @@ def holder(run: RunDirectory) -> Holder | None:
     """Who holds the lock now; None if nobody does, that is, if no job lives here."""
     try:
         fd = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -177,24 +177,25 @@ def _pid_in(fd: int) -> int | None:
 
 def refuse(run: RunDirectory, resume: bool) -> None:
     """Raises UsageError if a run can't begin (or with `resume`: go on) here: a job lives here, a run is here, none is
-    here to resume, or something else is. Changes nothing, so it may be asked before any work is done."""
-    there = holder(run)
-    if there is not None:
-        raise _busy(run, there.pid)
-    if resume:
-        if not run.job.is_file():
+    here to resume, or something else is; HostError where looking is forbidden. Changes nothing, so it may be asked
+    before any work is done."""
+    with _host_errors(run):
+        there = holder(run)
+        if there is not None:
+            raise _busy(run, there.pid)
+        if run.path.exists() and not run.path.is_dir():
+            raise UsageError(f"{run.path}: is not a directory; choose another run.dir")
+        if resume and not run.job.is_file():
             raise UsageError(f"{run.path}: no run to resume here; leave --resume away to begin one")
-    elif has_run(run):
-        raise UsageError(
-            f"{run.path}: has a run in it; go on with --resume, choose another run.name or run.dir, "
-            "or remove the directory"
-        )
-    elif run.path.is_dir() and not run.job.exists():
-        strange = sorted(entry.name for entry in run.path.iterdir() if entry not in run.known())
-        if strange:
-            raise UsageError(f"{run.path}: holds {strange[0]!r} and no run; choose an empty or new run.dir")
-    elif run.path.exists() and not run.path.is_dir():
-        raise UsageError(f"{run.path}: is not a directory; choose another run.dir")
+        if not resume and has_run(run):
+            raise UsageError(
+                f"{run.path}: has a run in it; go on with --resume, choose another run.name or run.dir, "
+                "or remove the directory"
+            )
+        if run.path.is_dir() and not run.job.exists():
+            strange = sorted(entry.name for entry in run.path.iterdir() if entry not in run.known())
+            if strange:
+                raise UsageError(f"{run.path}: holds {strange[0]!r} and no run; choose an empty or new run.dir")
 
 
 def prepare(run: RunDirectory, job: JobConfig, resume: bool) -> None:
@@ -204,7 +205,7 @@ def prepare(run: RunDirectory, job: JobConfig, resume: bool) -> None:
     the directory can't be written.
     """
     refuse(run, resume)
-    try:
+    with _host_errors(run):
         run.path.mkdir(parents=True, exist_ok=True)
         with hold(run):
             if resume:
@@ -216,6 +217,12 @@ def prepare(run: RunDirectory, job: JobConfig, resume: bool) -> None:
             for directory in (run.logs, run.checkpoints, run.weights.parent, run.prometheus_targets.parent):
                 directory.mkdir(exist_ok=True)
             write_atomic(run.job, dump_job(job).encode())
+
+
+@contextlib.contextmanager
+def _host_errors(run: RunDirectory) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise HostError(f"{error.filename or run.path}: {error.strerror or error}; choose another run.dir") from None
 

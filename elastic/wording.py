@@ -86,7 +86,7 @@ def _own_message(loc: Sequence[int | str], message: str, model: type[BaseModel])
 def _known(loc: Sequence[int | str], model: type[BaseModel]) -> str:
     section = model_at(loc[:-1], model)
     names = sorted(section.model_fields) if section is not None else []
-    close = difflib.get_close_matches(str(loc[-1]), names, n=1)
+    close = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.7)
     if close:
         return f"did you mean {dotted([*loc[:-1], close[0]])}?"
     place = f"in {dotted(loc[:-1])}" if len(loc) > 1 else "at the top"
