@@ -1,0 +1,118 @@
+"""An established TCP link: frames in and out of one authenticated socket, driven by readiness, never blocking."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable
+
+from dataloader.errors import PeerError
+from runtime.comm.buffers import PayloadBuffers
+from runtime.comm.frames import Decoder, encode
+from runtime.comm.link import LinkCounters
+from runtime.comm.outbox import Outbox
+from runtime.comm.tcp_attempt import reason_of
+from runtime.protocol import Frame, WorkerId
+
+# Bytes that one link may move per turn of the control loop, so that the others get theirs.
+_TURN_BYTES = 4 << 20
+# A link that broke while writing may still hold what the peer said before: at most this much is read of it.
+_DRAIN_BYTES = 64 << 20
+
+
+class TcpLink:
+    """An established link. `broken` is called once, when it is down for another reason than `close`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: WorkerId,
+        instance: bytes,
+        *,
+        selector: selectors.BaseSelector,
+        limit_bytes: int,
+        buffers: PayloadBuffers,
+        counters: LinkCounters,
+        received: Callable[[WorkerId, Frame], None],
+        broken: Callable[[TcpLink, str], None],
+    ) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.instance = instance
+        self.closed = False
+        self._selector = selector
+        self._limit_bytes = limit_bytes
+        self._counters = counters
+        self._received = received
+        self._broken = broken
+        self._outbox = Outbox()
+        self._decoder = Decoder(limit_bytes, buffers)
+        self._interest = selectors.EVENT_READ
+        selector.modify(sock, self._interest, self.ready)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._outbox.unsent_bytes
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """(socket inode, local port, remote port)."""
+        return (os.fstat(self.sock.fileno()).st_ino, self.sock.getsockname()[1], self.sock.getpeername()[1])
+
+    def send(self, frame: Frame) -> None:
+        """Writes at once if nothing is queued before it. Raises InternalError if the frame can't be encoded."""
+        was_empty = not self._outbox.unsent_bytes
+        self._outbox.push(encode(frame, self._limit_bytes))
+        if was_empty:
+            self._write()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._selector.unregister(self.sock)
+            self.sock.close()
+            self._outbox.clear()
+
+    def ready(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE and not self.closed:
+            self._write()
+        if mask & selectors.EVENT_READ and not self.closed:
+            self._read(_TURN_BYTES)
+
+    def _write(self) -> None:
+        try:
+            self._counters.bytes_sent += self._outbox.write(self.sock, _TURN_BYTES)
+        except OSError as error:
+            self._read(_DRAIN_BYTES)
+            self._down(reason_of(error))
+            return
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox.unsent_bytes else 0)
+        if interest != self._interest:
+            self._interest = interest
+            self._selector.modify(self.sock, interest, self.ready)
+
+    def _read(self, budget_bytes: int) -> None:
+        while budget_bytes > 0:
+            target = self._decoder.target()
+            try:
+                count = self.sock.recv_into(target)
+                if not count:
+                    raise PeerError("the peer closed it" + ("" if self._decoder.idle else " within a frame"))
+                frames = self._decoder.advance(count)
+            except BlockingIOError:
+                return
+            except (OSError, PeerError) as error:
+                self._down(reason_of(error))
+                return
+            self._counters.bytes_received += count
+            for frame in frames:
+                self._received(self.peer, frame)
+            if count < len(target):
+                return  # nothing more is there: asking again would only say so
+            budget_bytes -= count
+
+    def _down(self, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            self._broken(self, reason)
