@@ -34,7 +34,9 @@ class Verdict:
 
 
 def judge(certificate: Certificate, lr_ratio: float, base_lr: float, grad_clip: float | None) -> Verdict:
-    """The verdict of a certified step. InternalError if the headers contradict each other."""
+    """The verdict of a certified step. InternalError if the headers contradict each other, or there are none."""
+    if certificate.void:
+        raise InternalError(f"step {certificate.step} came from a checkpoint; there is nothing to judge")
     first = certificate.headers[0]
     for header in certificate.headers:
         if not _agree(first, header):
@@ -52,11 +54,12 @@ def judge(certificate: Certificate, lr_ratio: float, base_lr: float, grad_clip: 
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """math.fsum, but NaN where fsum would raise: opposite infinities, or a sum beyond fp64."""
+    """math.fsum, but NaN (always of the same bits) where it would raise: opposite infinities, or beyond fp64."""
     try:
-        return math.fsum(values)
+        total = math.fsum(values)
     except (ValueError, OverflowError):
         return math.nan
+    return math.nan if math.isnan(total) else total
 
 
 def _agree(a: Header, b: Header) -> bool:
