@@ -237,8 +237,8 @@ class Controller:
             if not self.members:
                 self.end("failed", f"worker {info.worker} is of another numerics class: {differs}")
             else:
-                self.failure = f"worker {info.worker} was refused, it is of another numerics class: {differs}"
-                self.act(m.AppendEvent("member_refused", {"worker": info.worker, "reason": differs}))
+                refused = {"worker": info.worker, "reason": f"refused, it is of another numerics class: {differs}"}
+                self.act(m.AppendEvent("member_left", refused))
                 worker.state = WorkerState.DEAD
                 self.act(m.KillWorker(worker.slot, worker.id))
             return
@@ -323,6 +323,8 @@ class Controller:
     def link_lost(self, worker: WorkerId, peer: WorkerId, time: float) -> None:
         suspect = self.roster.workers.get(peer)
         if suspect is None or not suspect.alive or worker not in self.members or peer not in self.members:
+            return
+        if worker in self.lost_links.get(peer, ()):
             return
         self.link_losses[frozenset((worker, peer))] += 1
         if self.link_losses[frozenset((worker, peer))] > 2 * LINK_LOSSES:  # both ends tell of each
@@ -414,8 +416,6 @@ class Controller:
         if len(asked) < max(1, self.facts.min_workers):
             if not self.waiting_for_workers:
                 self.waiting_for_workers = True
-                few = {"workers": len(asked), "min_workers": self.facts.min_workers}
-                self.act(m.AppendEvent("waiting", few))
                 self.act(m.PublishStatus())
             return
         self.waiting_for_workers = False
@@ -608,10 +608,9 @@ class Controller:
             return
         files = self.saved.setdefault(event.version, {})
         files[event.shard] = event.file
-        if len(files) == self.facts.shards + 1 and event.version not in self.manifested:
+        if len(files) == self.facts.shards and event.version not in self.manifested:
             self.manifested.add(event.version)
-            shards = {s: f for s, f in sorted(files.items()) if s >= 0}
-            self.act(m.WriteManifest(event.version, shards, files[-1]))
+            self.act(m.WriteManifest(event.version, dict(sorted(files.items()))))
 
     def checkpoint_written(self, version: int) -> None:
         self.checkpoint = max(version, self.checkpoint or 0)

@@ -143,7 +143,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ShardSaved:
-    """One data file of a checkpoint is durable. `file` is the manifest's entry; shard -1 is the buffers file."""
+    """One data file of a checkpoint is durable. `file` is the manifest's entry for it."""
 
     worker: WorkerId
     version: int
@@ -181,6 +181,8 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
+    """Its manifest is in place: by the shell, and version 0 by the worker that computed the initial weights."""
+
     version: int
 
 
@@ -289,8 +291,7 @@ class WriteManifest:
     """All data files of this checkpoint are durable."""
 
     version: int
-    shards: Mapping[int, Mapping[str, Any]]
-    buffers: Mapping[str, Any]
+    shards: Mapping[int, Mapping[str, Any]]  # entries for the manifest, by shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from runtime.arithmetic import Payload
 from runtime.protocol import Ballot, Frame, Plan, Report, StepRecord, WorkerId
 
 
@@ -47,10 +48,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write these shards (one's own, at `version`) to the checkpoint of that version."""
+    """Write one's own shards to the checkpoint of this version: (shard, copy of it as ``Arithmetic.snapshot`` gives)."""
 
     version: int
-    shards: tuple[int, ...]
+    shards: tuple[tuple[int, tuple[Any, Payload]], ...]
 
 
 @dataclass(frozen=True, slots=True)

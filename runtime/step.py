@@ -5,9 +5,8 @@ tensors stay behind ``Arithmetic``. No socket, thread, clock or random call: pro
 
 Where a worker can be in step t, under one installed plan (its *generation*):
 
-    held ──release──▶ computing ──all own ranks──▶ contributed ──a record from every backup──▶ certified ──all shards──▶ t+1
-                                                                   ▲                              │
-                              a PARAMETERS frame or a plan carries the certificate as well ───────┘
+    held ──release──▶ computing ──own ranks──▶ contributed ──a record from every backup──▶ certified ──all shards──▶ t+1
+                              (a PARAMETERS frame or a plan carries the certificate as well) ──▶ certified
     and at any moment: ask ──▶ frozen (only computing goes on) ──plan──▶ the next generation
 
 Work that nobody waits for (a backup's application, a snapshot for a filling backup) is put off to ``settle`` and
@@ -20,9 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataloader.stream import fold_digests
-
 from dataloader.errors import InternalError
+from dataloader.stream import fold_digests
 from runtime import change
 from runtime.actions import Action, AtGate, Compute, Decided, Ended, Filled, Save, Send
 from runtime.arithmetic import Arithmetic, Payload
@@ -116,11 +114,14 @@ class StepTransaction:
         self.handle_waiting()
         return self.take_actions()
 
+    def wants(self, step: int, rank: int) -> bool:
+        """Whether this rank's gradient is still of use; if not, it is not to be kept nor told of."""
+        return step == self.step and self.certificate is None and rank not in self.work
+
     def on_computed(self, step: int, rank: int, work: RankWork) -> list[Action]:
-        """A logical rank's gradient is in the arithmetic as node (rank, rank + 1)."""
-        if step != self.step or self.certificate is not None or rank in self.work:
-            self.arithmetic.forget((rank, rank + 1))
-            return []
+        """A wanted logical rank's gradient is in the arithmetic as node (rank, rank + 1)."""
+        if not self.wants(step, rank):
+            raise InternalError(f"worker {self.worker}: nobody wants logical rank {rank} of step {step}")
         self.nodes.add((rank, rank + 1))
         self.work[rank] = work
         if not self.frozen:  # frozen: what was reported must not change its shape before the plan
@@ -508,7 +509,7 @@ class StepTransaction:
         due = self.step >= plan.stop_at or (self.facts.save_every > 0 and self.step % self.facts.save_every == 0)
         own = tuple(s for s, where in enumerate(plan.shards) if where.owner == self.worker)
         if due and own and plan.checkpoint != self.step:
-            self.act(Save(self.step, own))
+            self.act(Save(self.step, tuple((s, self.arithmetic.snapshot(s)) for s in own)))
 
     def step_record(self, certificate: Certificate) -> StepRecord:
         plan, verdict = self.installed(), self.judge(certificate)

@@ -1,0 +1,139 @@
+"""The thread that trains: one per process, since all of torch's generators are the process's.
+
+The control thread says what is wanted (`want`) and collects what came of it (`collect`); nothing else crosses. A rank
+that is running when the wish changes goes on if it is still wanted, and else stops before its next micro-batch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from runtime.protocol import RankWork
+
+NICENESS = 5  # the control thread answers first where cores are scarce
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    step: int
+    rank: int
+    gradient: torch.Tensor
+    work: RankWork
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchDone:
+    step: int
+
+
+Outcome = Computed | Failed | MicroBatchDone
+RunRank = Callable[[int, int, torch.Tensor, Callable[[], bool], Callable[[], None]], RankWork | None]
+
+
+class ComputeThread:
+    """`run_rank` and `install` are called on this thread only; `wake` after each outcome, from this thread.
+
+    `install(version)` puts the staged parameters into the model; called when a rank of another version than the last
+    one is next. `take` and `give_back` hand out gradient buffers.
+    """
+
+    def __init__(
+        self,
+        run_rank: RunRank,
+        install: Callable[[], None],
+        take: Callable[[], torch.Tensor],
+        give_back: Callable[[torch.Tensor], None],
+        wake: Callable[[], None],
+        pin: Callable[[], None],
+    ) -> None:
+        self._run_rank, self._install, self._take, self._give_back = run_rank, install, take, give_back
+        self._wake, self._pin = wake, pin
+        self._changed = threading.Condition()
+        self._step = -1
+        self._wanted: deque[int] = deque()
+        self._running: tuple[int, int] | None = None
+        self._undelivered: set[tuple[int, int]] = set()
+        self._cancel = False
+        self._installed: int | None = None
+        self._outcomes: deque[Outcome] = deque()
+        self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a logical rank is being computed or is about to be."""
+        with self._changed:
+            return self._running is not None or bool(self._wanted)
+
+    def want(self, step: int, ranks: tuple[int, ...]) -> None:
+        with self._changed:
+            if step != self._step:
+                self._step = step
+                self._undelivered.clear()
+            kept = self._running is not None and self._running[0] == step and self._running[1] in ranks
+            if self._running is not None and not kept:
+                self._cancel = True
+            done = {rank for s, rank in self._undelivered if s == step}
+            skip = done | ({self._running[1]} if kept and self._running is not None else set())
+            self._wanted = deque(rank for rank in ranks if rank not in skip)
+            self._changed.notify()
+
+    def collect(self) -> list[Outcome]:
+        """What has come since the last call, in order."""
+        with self._changed:
+            outcomes = list(self._outcomes)
+            self._outcomes.clear()
+            self._undelivered.clear()
+        return outcomes
+
+    def _loop(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        self._pin()
+        while True:
+            with self._changed:
+                while not self._wanted:
+                    self._changed.wait()
+                step, rank = self._step, self._wanted.popleft()
+                self._running, self._cancel = (step, rank), False
+            outcome = self._compute(step, rank)
+            with self._changed:
+                self._running = None
+                if outcome is None:
+                    self._installed = None  # what was staged may have changed while it was being installed
+                else:
+                    self._outcomes.append(outcome)
+                    if isinstance(outcome, Computed):
+                        self._undelivered.add((step, rank))
+            self._wake()
+
+    def _compute(self, step: int, rank: int) -> Outcome | None:
+        try:
+            if self._installed != step:
+                self._install()
+                self._installed = step
+            gradient = self._take()
+            work = self._run_rank(step, rank, gradient, lambda: self._cancel, lambda: self._micro_batch_done(step))
+        except Exception as error:  # the thread's edge: whatever it was, the control thread tells of it
+            return None if self._cancel else Failed(error)
+        if work is None:
+            self._give_back(gradient)
+            return None
+        return Computed(step, rank, gradient, work)
+
+    def _micro_batch_done(self, step: int) -> None:
+        with self._changed:
+            self._outcomes.append(MicroBatchDone(step))
+        self._wake()

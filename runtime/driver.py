@@ -1,0 +1,343 @@
+"""One worker's control thread: it owns all sockets, drives the step transaction, and does what that asks.
+
+    agent (unix socket) ─┐                       ┌─ links to peers
+                         ├─▶ transaction ─▶ actions ─▶ compute thread, writer thread
+    compute results ─────┘                       └─ agent
+
+It decides nothing about the protocol. What it keeps by itself: frames for peers whose link is not up yet, and whatever
+the controller has not acknowledged (step records, saved shards), so that a dead controller leaves no gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dataloader.errors import InternalError
+from runtime import actions as a
+from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
+from runtime.comm.local import Channel
+from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
+from runtime.phases import StepClock
+from runtime.protocol import (
+    NO_BALLOT,
+    Ballot,
+    Frame,
+    FrameKind,
+    Plan,
+    StepRecord,
+    WorkerId,
+    plan_from_plain,
+    to_plain,
+)
+from runtime.saving import Saved, Saver
+from runtime.shards.tensors import TensorArithmetic
+from runtime.step import StepTransaction
+
+IDLE_SECONDS = 0.5
+REDIAL_SECONDS = 0.2
+
+
+class Driver:
+    def __init__(
+        self,
+        transaction: StepTransaction,
+        arithmetic: TensorArithmetic,
+        mesh: Mesh,
+        agent: Channel,
+        compute: ComputeThread,
+        saver: Saver,
+    ) -> None:
+        self.tx, self.arithmetic, self.mesh, self.agent = transaction, arithmetic, mesh, agent
+        self.compute, self.saver = compute, saver
+        self.addresses: dict[WorkerId, tuple[str, int]] = {}
+        self.linking: set[WorkerId] | None = None  # older peers not tried yet, until the first round is over
+        self.queued: dict[WorkerId, list[Frame]] = {}
+        self.redial: dict[WorkerId, float] = {}
+        self.records: dict[int, StepRecord] = {}  # not acknowledged
+        self.saved: list[Saved] = []  # not acknowledged
+        self.incarnation = 0
+        self.clock = StepClock()
+        self.computed = 0
+        self.computed_in_step = (-1, 0)
+        self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
+        self.bytes_moved = 0
+        self.handed_over: set[int] = set()
+        self.resumed_at = 0.0
+        self.leaving = False
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until told to leave, or the agent is gone."""
+        while not self.leaving and self.agent.closed is None:
+            events = self.mesh.poll(self.patience())
+            for event in events:
+                self.on_link(event)
+            for message in self.agent.receive():
+                self.on_message(message)
+            for outcome in self.compute.collect():
+                self.on_outcome(outcome)
+            for saved in self.saver.collect():
+                self.on_saved(saved)
+            if not events and self.tx.unsettled:
+                self.do(self.tx.settle())
+            self.dial_again()
+
+    def patience(self) -> float:
+        if self.tx.unsettled:
+            return 0.0
+        return REDIAL_SECONDS if self.redial else IDLE_SECONDS
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        self.agent.send({"kind": kind, **fields})
+
+    # --- links ------------------------------------------------------------------------------------------------
+
+    def on_link(self, event: LinkUp | LinkDown | ConnectFailed | Received) -> None:
+        match event:
+            case Received(peer, frame):
+                if frame.kind is FrameKind.LOST:
+                    self.on_lost_elsewhere(peer, frame.shard)
+                else:
+                    self.do(self.tx.on_frame(peer, frame))
+            case LinkUp(peer):
+                self.redial.pop(peer, None)
+                for frame in self.queued.pop(peer, []):
+                    self.mesh.send(peer, frame)
+                self.tried(peer)
+            case ConnectFailed(peer):
+                if self.is_member(peer):
+                    self.redial[peer] = time.monotonic() + REDIAL_SECONDS
+                self.tried(peer)
+            case LinkDown(peer, _, noticed, local):
+                if not local:
+                    self.on_link_down(peer, time.time() - (time.monotonic() - noticed))
+
+    def on_link_down(self, peer: WorkerId, wall_time: float) -> None:
+        """Told to the agent and to all: nobody may sit out a time-out that somebody else has seen the reason for."""
+        if not self.is_member(peer):
+            return
+        self.tell("LinkLost", peer=peer, time=wall_time)
+        for other in self.mesh.peers():
+            self.mesh.send(other, Frame(FrameKind.LOST, self.tx.promise, self.tx.step, peer))
+
+    def on_lost_elsewhere(self, reporter: WorkerId, peer: WorkerId) -> None:
+        if peer != self.tx.worker and peer in self.mesh.peers() and self.is_member(peer):
+            self.tell("LinkLost", worker=reporter, peer=peer, time=time.time())
+
+    def is_member(self, peer: WorkerId) -> bool:
+        return self.tx.plan is not None and self.tx.plan.member(peer) is not None
+
+    def tried(self, peer: WorkerId) -> None:
+        if self.linking is not None and peer in self.linking:
+            self.linking.discard(peer)
+            self.linked_if_all_tried()
+
+    def linked_if_all_tried(self) -> None:
+        if self.linking is not None and not self.linking:
+            self.linking = None
+            self.tell("WorkerLinked")
+
+    def on_peers(self, peers: Mapping[Any, Any]) -> None:
+        """The newer of two dials the older."""
+        first = not self.addresses
+        self.addresses = {int(peer): (host, port) for peer, (host, port) in peers.items()}
+        older = {peer for peer in self.addresses if peer < self.tx.worker} - self.mesh.peers()
+        if first:
+            self.linking = set(older)
+        for peer in sorted(older):
+            self.mesh.connect(peer, self.addresses[peer])
+        self.linked_if_all_tried()
+
+    def dial_again(self) -> None:
+        now = time.monotonic()
+        for peer in [peer for peer, due in self.redial.items() if due <= now]:
+            del self.redial[peer]
+            if self.is_member(peer) and peer not in self.mesh.peers() and peer in self.addresses:
+                self.mesh.connect(peer, self.addresses[peer])
+
+    def edit_links(self, plan: Plan, before: Plan | None) -> None:
+        """In place: close only the links of those who left, open only those of who came."""
+        gone = set(before.ids()) - set(plan.ids()) if before is not None else set()
+        for peer in gone:
+            self.mesh.close(peer)
+        self.queued.clear()
+        for peer in plan.ids():
+            if peer < self.tx.worker and peer not in self.mesh.peers() and peer in self.addresses:
+                self.mesh.connect(peer, self.addresses[peer])
+
+    def send(self, to: WorkerId, frame: Frame) -> None:
+        if to in self.mesh.peers():
+            self.mesh.send(to, frame)
+        else:
+            self.queued.setdefault(to, []).append(frame)
+
+    # --- messages from the controller, through the agent -------------------------------------------------------
+
+    def on_message(self, message: Mapping[str, Any]) -> None:
+        match message["kind"]:
+            case "ask":
+                ballot = Ballot(*message["ballot"])
+                if ballot.incarnation > self.incarnation:
+                    self.incarnation = ballot.incarnation
+                    self.tell_unacknowledged()
+                self.do(self.tx.on_ask(ballot))
+            case "plan":
+                plan = plan_from_plain(message["plan"])
+                assert plan is not None
+                self.on_plan(plan)
+            case "peers":
+                self.on_peers(message["peers"])
+            case "release":
+                self.do(self.tx.on_release(message["step"]))
+            case "ack":
+                self.records = {s: r for s, r in self.records.items() if s >= message["step"]}
+                self.saved = [s for s in self.saved if s.version > message["saved"]]
+            case "initialise":
+                self.saver.initialise()
+            case "leave":
+                self.leaving = True
+            case other:
+                raise InternalError(f"worker {self.tx.worker}: an unknown message {other!r} from the agent")
+
+    def on_plan(self, plan: Plan) -> None:
+        before, step = self.tx.plan, self.tx.step
+        had = self.tx.assigned() if before is not None and step < before.stop_at else set()
+        waiting = not self.compute.busy
+        links = total(self.mesh.counters)
+        actions = self.tx.on_plan(plan)
+        if self.tx.plan is not plan:
+            return
+        me = plan.member(self.tx.worker)
+        assert me is not None
+        self.edit_links(plan, before)
+        self.resuming, self.bytes_moved = plan.ballot, 0
+        self.handed_over = set()
+        if not me.joining and plan.checkpoint is None and plan.version < plan.stop_at:
+            now = {rank for rank, worker in enumerate(plan.ranks_now) if worker == self.tx.worker}
+            self.handed_over = now - had - self.tx.work.keys() if step == plan.version else set()
+        for action in actions:
+            if isinstance(action, a.Send) and action.frame.kind is FrameKind.PARAMETERS:
+                self.bytes_moved += action.frame.payload.nbytes
+        if not any(isinstance(action, a.Compute) for action in actions):
+            self.compute.want(self.tx.step, ())
+        self.do(actions)
+        after = total(self.mesh.counters)
+        self.tell(
+            "PlanInstalled",
+            ballot=list(plan.ballot),
+            waiting=waiting,
+            links_opened=after.links_opened - links.links_opened,
+            links_closed=after.links_closed - links.links_closed,
+        )
+        if plan.ids()[0] == self.tx.worker:
+            self.tell_unacknowledged()
+
+    def tell_unacknowledged(self) -> None:
+        """To a new controller, or as the one who tells from now on."""
+        if self.records:
+            self.tell("StepsDecided", records=[to_plain(self.records[s]) for s in sorted(self.records)])
+        for saved in self.saved:
+            self.tell_saved(saved)
+
+    def resume_if_there(self) -> None:
+        plan = self.tx.plan
+        if self.resuming == NO_BALLOT or plan is None or plan.ballot != self.resuming:
+            return
+        if self.tx.bare or self.tx.step < plan.version:
+            return
+        self.resuming = NO_BALLOT
+        self.resumed_at = time.monotonic()
+        self.clock.enter(self.resumed_at)
+        self.tell(
+            "Resumed",
+            ballot=list(plan.ballot),
+            time=time.time(),
+            bytes_moved=self.bytes_moved,
+            optimizer_bytes=self.arithmetic.optimizer_bytes(),
+        )
+
+    # --- what the transaction asks for ---------------------------------------------------------------------------
+
+    def do(self, actions: list[a.Action]) -> None:
+        for action in actions:
+            self.act(action)
+        self.clock.look(self.tx, time.monotonic())
+        self.resume_if_there()
+
+    def act(self, action: a.Action) -> None:
+        match action:
+            case a.Send(to, frame):
+                self.send(to, frame)
+            case a.Compute(step, ranks):
+                self.compute.want(step, ranks)
+            case a.SendReport(report):
+                self.tell("Reported", report=to_plain(report))
+            case a.Installed():
+                pass  # `on_plan` has edited the links already
+            case a.Decided(record):
+                self.on_decided(record)
+            case a.Save(version, shards):
+                for shard, snapshot in shards:
+                    self.saver.save(version, shard, snapshot)
+            case a.Filled(ballot, shard):
+                held = self.arithmetic.optimizer_bytes()
+                self.tell("ShardFilled", ballot=list(ballot), shard=shard, optimizer_bytes=held)
+            case a.AtGate(step):
+                self.tell("WaitingAtGate", step=step)
+            case a.Ended(version):
+                plan = self.tx.plan
+                if plan is not None and plan.ids()[0] == self.tx.worker:
+                    self.saver.write_weights(version, self.arithmetic.staged.clone())
+
+    def on_decided(self, record: StepRecord) -> None:
+        now = time.monotonic()
+        seconds, phases = self.clock.decided(now)
+        record = replace(record, time=time.time(), seconds=seconds, phases=phases)
+        self.records[record.step] = record
+        plan = self.tx.plan
+        if plan is not None and plan.ids()[0] == self.tx.worker:
+            self.tell("StepsDecided", records=[to_plain(record)])
+
+    # --- what the other threads bring --------------------------------------------------------------------------
+
+    def on_outcome(self, outcome: Computed | Failed | MicroBatchDone) -> None:
+        match outcome:
+            case MicroBatchDone(step):
+                in_step = self.computed_in_step[1] + 1 if self.computed_in_step[0] == step else 1
+                self.computed += 1
+                self.computed_in_step = (step, in_step)
+                self.tell("Progress", step=step, micro_batches=in_step, total=self.computed)
+            case Failed(error):
+                raise error
+            case Computed(step, rank, gradient, work):
+                if not self.tx.wants(step, rank):
+                    self.arithmetic.give_back(gradient)
+                    return
+                self.arithmetic.keep(rank, gradient)
+                self.do(self.tx.on_computed(step, rank, work))
+                self.recomputed(rank)
+
+    def recomputed(self, rank: int) -> None:
+        if rank in self.handed_over:
+            self.handed_over.discard(rank)
+            if not self.handed_over and self.tx.plan is not None:
+                milliseconds = (time.monotonic() - self.resumed_at) * 1e3
+                self.tell("Recomputed", ballot=list(self.tx.plan.ballot), milliseconds=milliseconds)
+
+    def on_saved(self, saved: Saved) -> None:
+        if saved.error is not None:
+            raise saved.error
+        self.saved.append(saved)
+        self.tell_saved(saved)
+
+    def tell_saved(self, saved: Saved) -> None:
+        if saved.file is not None:
+            self.tell("ShardSaved", version=saved.version, shard=saved.shard, file=dict(saved.file))
+        elif saved.weights:
+            self.tell("WeightsWritten", version=saved.version)
+        else:
+            self.tell("CheckpointWritten", version=saved.version)
