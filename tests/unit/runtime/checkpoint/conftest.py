@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -76,10 +78,18 @@ def job(tmp_path):
     return Job(tmp_path / "checkpoints").start()
 
 
-@pytest.fixture
-def trained(job):
-    """A job with checkpoints 0, 2 and 4."""
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    job = Job(tmp_path_factory.mktemp("template") / "checkpoints").start()
     made = job.arithmetic()
     for version in (2, 4):
         job.save(job.train(made, version - 2, 2), version)
     return job
+
+
+@pytest.fixture
+def trained(template, tmp_path):
+    """A job with checkpoints 0, 2 and 4."""
+    root = tmp_path / "checkpoints"
+    shutil.copytree(template.root, root)
+    return Job(root)
