@@ -97,6 +97,10 @@ class MicroBatches:
         """A copy of the parameters: fp32 [layout.total], padding zero."""
         return self._flat.clone()
 
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's own buffers, live, by name. Loss leaves them as they are; write them before training only."""
+        return dict(self._model.named_buffers())
+
     def _add(self, tokens: NDArray[np.int64], step: int, micro_batch: int) -> tuple[float, int]:
         set_streams(self.train.seed, step, micro_batch)
         loss, counted = self._recipe.loss(self._model, {"tokens": torch.from_numpy(tokens)})
