@@ -4,6 +4,7 @@
     lock            held (flock) by the job process for as long as it lives; its pid is inside
     ledger.jsonl    one record per decided step            events.jsonl   one per fault, decision and change
     status.json     who is a member, now                   cluster.json   how to reach the running job
+    controller.json its small durable state                incarnations/  one file per controller that ever started
     checkpoints/    weights/model.safetensors              logs/          prometheus/targets.json
 
 Rules of this room: whether a job lives is judged by its lock and by nothing else, since the kernel lets go of it
@@ -61,6 +62,14 @@ class RunDirectory:
         return self.path / "cluster.json"
 
     @property
+    def controller(self) -> Path:
+        return self.path / "controller.json"
+
+    @property
+    def incarnations(self) -> Path:
+        return self.path / "incarnations"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -89,6 +98,8 @@ class RunDirectory:
             self.events,
             self.status,
             self.cluster,
+            self.controller,
+            self.incarnations,
             self.checkpoints,
             self.weights.parent,
             self.logs,

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 import xxhash
-from pydantic import ValidationError
 
 from dataloader.errors import DataError
+from runtime.checkpoint.catalogue import CURE, complete, is_complete, newest, read_manifest
 from runtime.checkpoint.format import decode, decode_state
-from runtime.checkpoint.manifest import FileEntry, Manifest, manifest_key, version_of
+from runtime.checkpoint.manifest import FileEntry, Manifest, manifest_key
 from runtime.checkpoint.store import LocalStore, Store
 from runtime.shards.layout import FlatLayout
 from runtime.shards.state import HoldingState
 
-_CURE = "delete that version's folder to go on from an older one"
+__all__ = ["CheckpointReader", "complete", "is_complete", "newest", "read_manifest"]
 
 
 class CheckpointReader:
@@ -46,7 +46,7 @@ class CheckpointReader:
             )
         for entry in manifest.files():
             if self.store.size(entry.file) != entry.bytes:
-                raise DataError(f"{self.store.where(entry.file)}: missing or short; {_CURE}")
+                raise DataError(f"{self.store.where(entry.file)}: missing or short; {CURE}")
 
     def load_shard(self, version: int, shard: int) -> HoldingState:
         """A shard's state, its checksum and digest verified. DataError names the file that is damaged."""
@@ -57,9 +57,9 @@ class CheckpointReader:
         where = self.store.where(entry.file)
         number, state = decode_state(self._verified(entry), where)
         if (number, state.version) != (shard, version):
-            raise DataError(f"{where}: holds shard {number} of version {state.version} instead; {_CURE}")
+            raise DataError(f"{where}: holds shard {number} of version {state.version} instead; {CURE}")
         if state.digest().hex() != entry.digest:
-            raise DataError(f"{where}: its state has another digest than the manifest says; {_CURE}")
+            raise DataError(f"{where}: its state has another digest than the manifest says; {CURE}")
         return state
 
     def load_buffers(self, version: int) -> dict[str, torch.Tensor]:
@@ -72,45 +72,5 @@ class CheckpointReader:
     def _verified(self, entry: FileEntry) -> bytes:
         data = self.store.get(entry.file)
         if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.checksum:
-            raise DataError(f"{self.store.where(entry.file)}: damaged, its checksum is not the manifest's; {_CURE}")
+            raise DataError(f"{self.store.where(entry.file)}: damaged, its checksum is not the manifest's; {CURE}")
         return data
-
-
-def read_manifest(store: Store, version: int) -> Manifest:
-    """DataError if it is missing, or not a manifest of that version."""
-    key = manifest_key(version)
-    try:
-        manifest = Manifest.model_validate_json(store.get(key))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "manifest"
-        raise DataError(f"{store.where(key)}: {field}: {first['msg']}; {_CURE}") from error
-    if manifest.version != version:
-        raise DataError(f"{store.where(key)}: is of version {manifest.version}; {_CURE}")
-    return manifest
-
-
-def is_complete(store: Store, manifest: Manifest) -> bool:
-    return all(store.size(entry.file) == entry.bytes for entry in manifest.files())
-
-
-def complete(store: Store) -> list[Manifest]:
-    """All complete checkpoints, the newest first; torn ones are passed over."""
-    found = {version for key in store.find() if (version := version_of(key)) is not None}
-    manifests: list[Manifest] = []
-    for version in sorted(found, reverse=True):
-        if store.size(manifest_key(version)) is None:
-            continue
-        try:
-            manifest = read_manifest(store, version)
-        except DataError:
-            continue
-        if is_complete(store, manifest):
-            manifests.append(manifest)
-    return manifests
-
-
-def newest(place: Path | Store) -> Manifest | None:
-    """The newest complete checkpoint, if there is any."""
-    found = complete(LocalStore(place) if isinstance(place, Path) else place)
-    return found[0] if found else None

@@ -6,8 +6,8 @@ finished, and of writers that died. Manifests go first, so that at no moment a t
 
 from __future__ import annotations
 
+from runtime.checkpoint.catalogue import complete
 from runtime.checkpoint.manifest import manifest_key, version_of
-from runtime.checkpoint.reader import complete
 from runtime.checkpoint.store import Store
 
 

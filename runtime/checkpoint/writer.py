@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import xxhash
 
-from dataloader.errors import HostError, InternalError
+from runtime.checkpoint.catalogue import commit
 from runtime.checkpoint.format import encode, encode_state
-from runtime.checkpoint.manifest import FileEntry, Manifest, ShardEntry, folder, manifest_key
-from runtime.checkpoint.reader import is_complete, read_manifest
+from runtime.checkpoint.manifest import FileEntry, Manifest, ShardEntry, folder
 from runtime.checkpoint.store import Store
 from runtime.shards.layout import FlatLayout
 from runtime.shards.state import HoldingState, PieceState
+
+__all__ = ["commit", "initial_states", "write_buffers", "write_initial", "write_shard"]
 
 
 def write_shard(store: Store, shard: int, state: HoldingState) -> ShardEntry:
@@ -30,24 +31,6 @@ def write_shard(store: Store, shard: int, state: HoldingState) -> ShardEntry:
 def write_buffers(store: Store, buffers: Mapping[str, torch.Tensor]) -> FileEntry:
     """Write the model's buffers, by name. Once per job: later manifests name the same file."""
     return _write(store, "buffers", encode(buffers, {}))
-
-
-def commit(store: Store, manifest: Manifest) -> None:
-    """Make it a checkpoint, by its manifest. Saying it twice is harmless; InternalError if the bits differ.
-
-    HostError if a data file isn't there: then nothing is committed.
-    """
-    key = manifest_key(manifest.version)
-    if store.size(key) is not None:
-        there = read_manifest(store, manifest.version)
-        if is_complete(store, there):
-            if [entry.digest for entry in there.shards] != [entry.digest for entry in manifest.shards]:
-                raise InternalError(f"{store.where(key)}: version {manifest.version} was saved before, with other bits")
-            return
-    for entry in manifest.files():
-        if store.size(entry.file) != entry.bytes:
-            raise HostError(f"{store.where(entry.file)}: missing or short, so version {manifest.version} isn't saved")
-    store.put(key, [manifest.encode()])
 
 
 def initial_states(flat: torch.Tensor, layout: FlatLayout) -> Iterator[HoldingState]:
