@@ -90,7 +90,7 @@ def test_a_killed_builder_leaves_no_half_entry_and_no_lock(tmp_path):
     with start_builder(tmp_path) as builder:
         assert not (tmp_path / "entry").exists()
         builder.send_signal(signal.SIGKILL)
-        builder.wait(timeout=10)
+        builder.wait(timeout=30)
     assert len(visible(tmp_path)) == 2  # the lock and what was begun
     entry = built_once(tmp_path, "entry", write_whole, check_whole, no_wait)
     check_whole(entry)
@@ -109,10 +109,10 @@ def test_the_second_job_waits_for_the_first_and_takes_what_it_built(tmp_path):
     with start_builder(tmp_path) as builder:
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(30)
         assert not got
-        builder.communicate("go\n", timeout=10)
-        thread.join(10)
+        builder.communicate("go\n", timeout=30)
+        thread.join(30)
     check_whole(got[0])
     assert visible(tmp_path) == ["entry", "entry.lock"]
 
@@ -126,9 +126,9 @@ def test_the_second_job_builds_if_the_first_is_killed(tmp_path):
     with start_builder(tmp_path) as builder:
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(30)
         builder.kill()
-        thread.join(10)
+        thread.join(30)
     check_whole(got[0])
     assert visible(tmp_path) == ["entry", "entry.lock"]
 
@@ -147,7 +147,7 @@ def test_many_threads_build_one_entry(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert len(built) == 1
 
 

@@ -141,12 +141,13 @@ def test_the_key_follows_everything_that_decides_the_bytes(monkeypatch):
         cache_key([SourceFile("a.py", b"1"), SourceFile("b.py", b"23")], 400),
         cache_key([SourceFile("a2.py", b"12"), SourceFile("b.py", b"3")], 400),
         cache_key(files[:1], 400),
+        cache_key([SourceFile("a.py", b"12b.py3")], 400),  # the same bytes end to end
     ]
     for name, value in (("RULES_VERSION", 999), ("FORMAT_VERSION", 999), ("version", lambda package: "999")):
         with monkeypatch.context() as patch:
             patch.setattr(corpus, name, value)
             keys.append(cache_key(files, 400))
-    assert len(set(keys)) == len(keys) == 9
+    assert len(set(keys)) == len(keys) == 10
     assert cache_key(files, 400) == keys[0]
 
 
