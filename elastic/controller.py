@@ -248,7 +248,7 @@ class Controller:
     def tell_peers(self) -> None:
         """Everyone's address to everyone: the newer of two dials the older."""
         known = [w for w in self.roster if w.alive and w.info is not None]
-        peers = {w.id: list(w.info.address) for w in known if w.info is not None}
+        peers = [[w.id, *w.info.address] for w in known if w.info is not None]
         for worker in known:
             self.to_worker(worker.id, {"kind": "peers", "peers": peers})
 

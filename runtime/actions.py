@@ -48,7 +48,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write one's own shards to the checkpoint of this version: (shard, copy of it as ``Arithmetic.snapshot`` gives)."""
+    """Write one's own shards to the checkpoint of this version: (shard, copy as ``Arithmetic.snapshot`` gives it)."""
 
     version: int
     shards: tuple[tuple[int, tuple[Any, Payload]], ...]

@@ -141,10 +141,10 @@ class Driver:
             self.linking = None
             self.tell("WorkerLinked")
 
-    def on_peers(self, peers: Mapping[Any, Any]) -> None:
+    def on_peers(self, peers: list[Any]) -> None:
         """The newer of two dials the older."""
         first = not self.addresses
-        self.addresses = {int(peer): (host, port) for peer, (host, port) in peers.items()}
+        self.addresses = {peer: (host, port) for peer, host, port in peers}
         older = {peer for peer in self.addresses if peer < self.tx.worker} - self.mesh.peers()
         if first:
             self.linking = set(older)

@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from dataloader.errors import ConfigError, DataError, EverstepError, HostError, RecipeError
 from dataloader.shards import TokenShards
 from dataloader.stream import SampleStream
-from runtime.checkpoint.reader import CheckpointReader
+from runtime.checkpoint.reader import CheckpointReader, newest
 from runtime.checkpoint.store import LocalStore
 from runtime.checkpoint.writer import write_initial
 from runtime.comm.local import Channel, connect_local
@@ -59,7 +59,6 @@ class Built:
     recipe: GuardedRecipe
     layout: FlatLayout
     micro_batches: MicroBatches
-    buffers: dict[str, torch.Tensor]
     options: list[dict[str, Any]]
     numerics: dict[str, str]
     probe: str
@@ -83,7 +82,8 @@ def main() -> None:
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
         os._exit(3 if theirs else 4)
-    sys.stdout.flush()
+    sys.stderr.write(f"worker {setup['worker']} ends: {agent.closed or 'told to leave'}\n")
+    sys.stderr.flush()
     os._exit(0)  # the compute thread may be in the middle of a micro-batch that nobody wants
 
 
@@ -117,12 +117,19 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
         built.layout, built.recipe.optimizer, built.options, CheckpointReader(run_dir / "checkpoints")
     )
 
+    buffers = dict(built.micro_batches.buffers())
+
     def install() -> None:
+        while buffers:  # once: they were computed by one worker, and are taken from there by all
+            for name, tensor in shipped_buffers(run_dir / "checkpoints").items():
+                buffers[name].copy_(tensor)
+            buffers.clear()
         built.micro_batches.install(arithmetic.staged)
 
     def write_first() -> None:
         flat = built.micro_batches.parameters()
-        write_initial(store, built.layout, arithmetic.optimizer, flat, built.buffers, {"run": job["run"]["name"]})
+        facts = {"run": job["run"]["name"]}
+        write_initial(store, built.layout, arithmetic.optimizer, flat, built.micro_batches.buffers(), facts)
 
     compute = ComputeThread(
         built.micro_batches.run_rank,
@@ -164,9 +171,13 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     batch = {"tokens": torch.from_numpy(stream.tokens(0, train.micro_batch))}
     check_recipe(recipe, model, batch, train.seed)
     options = group_options(groups)
-    buffers = {name: tensor.detach().clone() for name, tensor in model.named_buffers()}
     micro_batches = MicroBatches(recipe, model, layout, stream, train)
-    return Built(recipe, layout, micro_batches, buffers, options, numerics_class(train), probe(micro_batches, layout))
+    return Built(recipe, layout, micro_batches, options, numerics_class(train), probe(micro_batches, layout))
+
+
+def shipped_buffers(checkpoints: Path) -> dict[str, torch.Tensor]:
+    manifest = newest(checkpoints)
+    return {} if manifest is None else CheckpointReader(checkpoints).load_buffers(manifest.version)
 
 
 def job_facts(job: Mapping[str, Any], train: TrainConfig) -> JobFacts:
