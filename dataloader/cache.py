@@ -115,6 +115,8 @@ def _sync_directory(path: Path) -> None:
 def _host_error_names(cache: Path) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:
+        raise  # no file gives it: it comes from whoever shows the progress
     except OSError as error:
         raise HostError(
             f"data can't be prepared in {cache}: {error.strerror or error}; "

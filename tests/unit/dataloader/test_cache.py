@@ -182,6 +182,14 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
     assert visible(tmp_path) == ["entry.lock"]
 
 
+def test_a_display_that_went_away_is_not_blamed_on_the_cache(tmp_path):
+    def build(directory: Path) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        built_once(tmp_path, "entry", build, check_whole, no_wait)
+
+
 def test_the_default_place_follows_the_users_environment(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/somebody")
