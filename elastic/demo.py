@@ -42,10 +42,10 @@ class Summary:
             ("steps", str(len(self.records))),
             ("workers", _range([r.workers for r in self.records])),
             ("faults", str(len(faults))),
-            ("pauses in ms", ", ".join(pauses) or "none"),
-            ("micro-batches computed again", str(recomputed)),
+            ("pauses (ms)", ", ".join(pauses) or "none"),
+            ("recomputed", f"{recomputed} micro-batches"),
             ("final loss", f"{last.loss:.6f}" if last else "-"),
-            ("final digest", last.digest if last else "-"),
+            ("digest", last.digest if last else "-"),
         ]
 
 
@@ -85,14 +85,17 @@ def _compare(runs: Mapping[str, RunDirectory]) -> int:
     weights_a, weights_b = (run.weights.read_bytes() for run in runs.values())
     same = comparison.same and weights_a == weights_b
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)  # rather than the 80 that rich takes for a pipe
     console.print()
     console.print(_table(summaries))
-    console.print(Text(_verdict(comparison, weights_a == weights_b), style="bold green" if same else "bold red"))
+    verdict = Text(_verdict(comparison, weights_a == weights_b), style="bold green" if same else "bold red")
+    console.print(verdict, soft_wrap=True)
     return 0 if same else 1
 
 
 def _table(summaries: Mapping[str, Summary]) -> Table:
-    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")  # 79 columns with two digests
     table.add_column("")
     for name in summaries:
         table.add_column(name, overflow="fold")

@@ -22,6 +22,9 @@ from elastic.view import RunView
 from elastic.watch import Child, Follower, Outcome, Signals, follow, wait_until_up
 from runtime.config import ModelConfig
 
+# The interpreter's arguments. -P: what lies where the command was given must not be taken for a package of ours.
+JOB_PROCESS = ("-P", "-m", "elastic.job")
+
 
 class DataProgress:
     """How far the preparation of the data is: a bar on a terminal, one line per phase elsewhere, nothing if it is
@@ -83,8 +86,7 @@ def with_data(job: JobConfig) -> JobConfig:
 
 def start_job(run: RunDirectory, resume: bool, address: str) -> Child:
     """Start the job process of a prepared run directory."""
-    # -P: what lies where the command was given must not be taken for a package of ours.
-    command = [sys.executable, "-P", "-m", "elastic.job", str(run.path), "--address", address]
+    command = [sys.executable, *JOB_PROCESS, str(run.path), "--address", address]
     if resume:
         command.append("--resume")
     with run.job_log.open("ab") as log:

@@ -247,6 +247,8 @@ def outcome_of(run: RunDirectory, ended: Mapping[str, Any] | None, job: Child | 
         known = code if code in JOB_EXIT_CODES else EXIT_CODES[state]
         reason = str((ended or {}).get("reason") or "")
         return Outcome(state, reason, known)
+    if code == EXIT_CODES["stopped"]:  # ended at once, by a second Ctrl-C
+        return Outcome("stopped", "", code)
     last = _last_line(run.job_log, job.log_start if job is not None else 0)
     if code in (2, 3) and last:
         return Outcome("failed", last.removeprefix("everstep: "), code)
