@@ -9,11 +9,13 @@ all workers hold (runtime/step.py, gates) until its effect is complete.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.faults import Fault, parse_fault
+from elastic.faults import Fault, FaultKind, parse_fault
+from elastic.messages import Action, KillAgent, KillController, KillWorker, StartAgent
+from elastic.roster import Roster
 
 
 class FaultEntry(Protocol):
@@ -35,15 +37,15 @@ class Scheduled:
     wait: bool
     state: str = "pending"  # pending | injected | over
     incarnation: int = 0  # of the controller that injected it
-    node: int = -1  # the node it aimed at, or that it made come
     nodes_before: int = 0  # node numbers given out before it
 
     def durable(self) -> list[Any]:
-        return [self.index, self.state, self.incarnation, self.node, self.nodes_before]
+        return [self.index, self.state, self.incarnation, self.nodes_before]
 
 
 class Schedule:
     def __init__(self, entries: Iterable[FaultEntry]) -> None:
+        self._arrived: set[int] = set()  # steps at whose boundary somebody waits
         self.faults = [
             Scheduled(index, entry.at_step, parse_fault(entry.fault), entry.wait) for index, entry in enumerate(entries)
         ]
@@ -53,18 +55,23 @@ class Schedule:
         for index, *values in state:
             if index in known:
                 fault = known[index]
-                fault.state, fault.incarnation, fault.node, fault.nodes_before = values
+                fault.state, fault.incarnation, fault.nodes_before = values
 
     def durable(self) -> list[list[Any]]:
         return [f.durable() for f in self.faults if f.state != "pending"]
 
-    def due(self, ledger_next: int, at_gates: Mapping[int, int]) -> Scheduled | None:
+    def arrive(self, step: int) -> bool:
+        """Somebody waits at the boundary before this step; whether it is free."""
+        self._arrived.add(step)
+        return self.released(step)
+
+    def due(self, ledger_next: int) -> Scheduled | None:
         """The next fault to inject. One at a time, in the order of the file; a waited-for one blocks its step."""
         for fault in sorted(self.faults, key=lambda f: (f.at_step, f.index)):
             if fault.state == "injected" and fault.wait:
                 return None
             if fault.state == "pending":
-                reached = at_gates.get(fault.at_step, 0) > 0 if fault.wait else ledger_next >= fault.at_step
+                reached = fault.at_step in self._arrived if fault.wait else ledger_next >= fault.at_step
                 return fault if reached else None
         return None
 
@@ -74,3 +81,43 @@ class Schedule:
     def released(self, step: int) -> bool:
         """Whether the boundary before this step is free."""
         return all(f.state == "over" for f in self.faults if f.at_step == step and f.wait)
+
+
+def action_of(fault: Fault, roster: Roster) -> Action | str | None:
+    """What does the fault; text: why its target is gone. None: `stop`, which is a plan's business."""
+    target = -1 if fault.target is None else fault.target
+    match fault.kind:
+        case FaultKind.KILL_WORKER:
+            if not roster.lives(target):
+                return f"worker {target} is not there"
+            return KillWorker(roster.workers[target].slot, target, fault=True)
+        case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:
+            node = roster.nodes.get(target)
+            if node is None or not node.alive:
+                return f"node {target} is not there"
+            again = fault.kind is FaultKind.KILL_AGENT
+            if not again:
+                roster.slots.discard(node.slot)
+            return KillAgent(node.slot, again)
+        case FaultKind.KILL_CONTROLLER:
+            return KillController()
+        case FaultKind.ADD_NODE:
+            return StartAgent(roster.new_slot())
+        case FaultKind.STOP:
+            return None
+
+
+def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
+    """Whether what the fault does has been done; that everything has settled since is the controller's to say."""
+    target = -1 if waited.fault.target is None else waited.fault.target
+    match waited.fault.kind:
+        case FaultKind.KILL_WORKER:
+            return not roster.lives(target)
+        case FaultKind.KILL_NODE:
+            return target not in roster.nodes or not roster.nodes[target].alive
+        case FaultKind.KILL_AGENT | FaultKind.ADD_NODE:
+            return any(n.alive and n.id >= waited.nodes_before for n in roster.nodes.values())
+        case FaultKind.KILL_CONTROLLER:
+            return incarnation > waited.incarnation
+        case FaultKind.STOP:
+            return True

@@ -12,10 +12,11 @@ A second failure before the end belongs to the same recovery.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.protocol import Ballot, WorkerId
+from runtime.protocol import Ballot, Plan, Report, WorkerId
 
 
 @dataclass(slots=True)
@@ -62,3 +63,68 @@ class Recovery:
             "links_closed": self.links_closed,
             "rollback": self.rollback,
         }
+
+
+class Costs:
+    """The recovery under way, if any, and the totals of all."""
+
+    def __init__(self) -> None:
+        self.now: Recovery | None = None
+        self.faults = 0
+        self.recomputed = 0
+        self.pause_seconds = 0.0
+        self._kills: dict[WorkerId, float] = {}
+
+    def notice(self, worker: WorkerId, time: float) -> bool:
+        """Somebody saw that a member is gone. Whether that begins a recovery."""
+        begins = self.now is None
+        if self.now is None:
+            self.now = Recovery(noticed=time)
+            self.faults += 1
+        elif self.now.ballot is None:
+            self.now.noticed = min(self.now.noticed, time)
+        if self.now.killed is None:
+            self.now.killed = self._kills.get(worker)
+        return begins
+
+    def killed(self, workers: Iterable[WorkerId], time: float) -> None:
+        """An injected kill was done; its notice may have come first."""
+        for worker in workers:
+            self._kills.setdefault(worker, time)
+        if self.now is not None and self.now.killed is None and self.now.noticed >= time:
+            self.now.killed = time
+
+    def lost(self, worker: WorkerId) -> None:
+        if self.now is not None:
+            self.now.lost.add(worker)
+            self.now.without(worker)
+
+    def planned(self, plan: Plan, reports: Mapping[WorkerId, Report], lost_micro_batches: int) -> None:
+        self.recomputed += lost_micro_batches
+        if self.now is None:
+            return
+        kept = {member.worker for member in plan.members if not member.joining}
+        handed = {w for w in kept if _owes_more(w, plan, reports)} if plan.version < plan.stop_at else set()
+        self.now.recomputed += lost_micro_batches
+        self.now.rollback |= plan.checkpoint is not None
+        self.now.planned(plan.ballot, kept or set(plan.ids()), handed)
+
+    def close(self) -> dict[str, Any] | None:
+        """The figures of the recovery, if it is over."""
+        if self.now is None or not self.now.over():
+            return None
+        figures = self.now.figures()
+        self.pause_seconds += figures["pause_ms"] / 1e3
+        self.now = None
+        return figures
+
+
+def _owes_more(worker: WorkerId, plan: Plan, reports: Mapping[WorkerId, Report]) -> bool:
+    """Whether the plan hands it logical ranks that it neither had nor has computed."""
+    before = reports[worker].plan
+    had = 0
+    if before is not None:
+        ranks = before.ranks_now if before.version == plan.version else before.ranks_next
+        had = ranks.count(worker)
+    computed = sum(high - low for low, high in reports[worker].computed)
+    return plan.ranks_now.count(worker) > max(had, computed)

@@ -107,6 +107,9 @@ class Roster:
         return gone
 
     def add_worker(self, worker: WorkerId, node: Node, info: WorkerInfo | None = None) -> Worker:
+        """A worker of this node; nothing changes if it is known."""
+        if worker in self.workers:
+            return self.workers[worker]
         added = self.workers[worker] = Worker(worker, node.id, node.slot)
         if info is not None:
             added.info, added.optimizer_bytes = info, info.optimizer_bytes
@@ -154,3 +157,20 @@ class Roster:
         self.slots = set(state["slots"])
         self.reserved = {slot: (node, list(workers)) for slot, node, workers in state["reserved"]}
         self.nodes = {n: Node(n, slot, instance, alive=alive) for n, slot, instance, alive in state["nodes"]}
+
+
+def difference(reference: WorkerInfo, info: WorkerInfo) -> str:
+    """What differs from the reference worker's numerics class, in words; empty if nothing does."""
+    ours, theirs = reference.numerics, info.numerics
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            return (
+                f"{name} is {theirs.get(name)} there and {ours.get(name)} on worker {reference.worker};"
+                " use equal hosts, or set train.numerics: portable"
+            )
+    if reference.probe != info.probe:
+        return (
+            f"its probe gradient is {info.probe[:8]} there and {reference.probe[:8]} on worker {reference.worker};"
+            " use equal hosts, or set train.numerics: portable"
+        )
+    return ""
