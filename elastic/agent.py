@@ -1,0 +1,257 @@
+"""The node agent: starts this node's workers, passes on what they say and what they are told, sees them exit.
+
+    controller ──deliver──▶ ┌───────────────┐ ◀──unix socket──▶ workers
+    controller ◀──report─── │ control thread│ ◀──pidfd── worker processes ◀──fork── forker thread
+                            └───────────────┘
+
+Rules of this room: no Ray; the controller is a `Controller`, whose calls don't wait. One control thread owns sockets,
+pidfds and all that is known of workers; other threads leave commands and wake it. It decides nothing about membership.
+What it says keeps its order: events that bear waiting wait for company, but never longer than a moment, and go ahead
+of anything urgent.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import selectors
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dataloader.errors import HostError
+from elastic import messages as m
+from elastic.crew import Crew
+from elastic.metrics import AgentMetrics, MetricsServer
+from elastic.processes import WORKER_COMMAND, Forker
+from elastic.wire import KEPT_KINDS, PATIENT_KINDS, Plain, action_from_plain
+from runtime.comm.local import LocalServer, private_directory
+from runtime.comm.loop import Wake, dispatch
+from runtime.protocol import WorkerId
+
+PATIENCE_SECONDS = 0.02  # how long an event may wait for company
+GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
+IDLE_SECONDS = 1.0
+BROKEN_EXIT_CODE = 70
+
+log = logging.getLogger("everstep.agent")
+
+
+class Controller(Protocol):
+    """What an agent tells. Neither call waits for an answer."""
+
+    def introduce(self, event: Plain, contact: Plain) -> None:
+        """`event`: an AgentUp. `contact`: the agent's `pid` and where it serves `metrics`."""
+
+    def report(self, events: list[Plain]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What an agent is told at its birth."""
+
+    slot: int
+    run_dir: Path
+    job: Mapping[str, Any]  # the resolved job file, plain values
+    secret: bytes  # of the job: what workers prove to each other
+    host: str  # this node's address, for peers
+    metrics_host: str
+    metrics_port: int  # 0: a free one
+    strict_port: bool = True  # a taken port is an error, and not a reason to take another
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    events: list[Plain] = field(default_factory=list)
+    due: float = float("inf")  # monotonic
+
+
+class Agent:
+    """`environment` makes what all workers have in their environment; it may take long, and is called on the forker.
+
+    The constructor raises HostError if the metrics port is taken or there is no place for the socket.
+    """
+
+    def __init__(
+        self,
+        facts: AgentFacts,
+        controller: Controller,
+        environment: Callable[[], Mapping[str, str]],
+        command: Sequence[str] = WORKER_COMMAND,
+    ) -> None:
+        self.facts = facts
+        self.instance = os.urandom(8).hex()
+        self.metrics = AgentMetrics()
+        self.node = -1
+        self._controller = controller
+        self._commands: deque[Callable[[], None]] = deque()
+        self._outgoing = _Outgoing()
+        self._kill_at: float | None = None  # monotonic; set once it is closing
+        self._closed = threading.Event()
+        self._stack = ExitStack()
+        with self._stack:  # undone here if any of it fails
+            self._selector = self._stack.enter_context(selectors.DefaultSelector())
+            self._wake = Wake(self._selector)
+            self._served = _serve(self.metrics, facts)
+            self._stack.callback(self._served.shut)
+            directory = self._stack.enter_context(private_directory())
+            server = LocalServer(directory / "agent", self._selector)
+            self._stack.callback(server.shut)
+            self._forker = Forker(command, environment, facts.run_dir / "logs", self._wake.set)
+            self._crew = Crew(self._selector, self._forker, server, self.metrics, self._setup, self._say)
+            self._stack = self._stack.pop_all()
+        self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
+
+    # --- from any thread ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._forker.begin()
+        self._thread.start()
+
+    def deliver(self, actions: Sequence[Mapping[str, Any]]) -> None:
+        """Actions for this agent, in order, as plain values."""
+        self._command(lambda: self._act(actions))
+
+    def introduce(self) -> None:
+        """Tell the controller, perhaps a new one, who is here."""
+        self._command(self._introduce)
+
+    def report_again(self, events: Sequence[Plain]) -> None:
+        """These didn't reach the controller; say again what nobody else will."""
+        for event in events:
+            if event["kind"] in KEPT_KINDS:
+                self._command(functools.partial(self._say, event))
+
+    def close(self, grace_seconds: float = GRACE_SECONDS) -> bool:
+        """SIGTERM to all workers, SIGKILL after `grace_seconds`, everything reaped; False if even that took too long.
+
+        Waits for it. Nothing is reported any more from now on.
+        """
+        self._command(lambda: self._begin_to_close(grace_seconds))
+        return self._closed.wait(grace_seconds + 5.0)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        if not self._closed.is_set():
+            self._commands.append(command)
+            self._wake.set()
+
+    # --- the control thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._kill_at is None or self._crew:
+                dispatch(self._selector, self._wait_seconds())
+                while self._commands:
+                    self._commands.popleft()()
+                self._crew.turn()
+                self._insist()
+                self._send_if_due()
+            self._forker.end()
+            self._stack.close()
+            self._closed.set()
+        except Exception:  # the process's edge: Ray brings the agent back, and its workers die with this one
+            log.exception("the agent of slot %s failed", self.facts.slot)
+            os._exit(BROKEN_EXIT_CODE)
+
+    def _wait_seconds(self) -> float:
+        due = min(self._outgoing.due, self._crew.due(), float("inf") if self._kill_at is None else self._kill_at)
+        return min(IDLE_SECONDS, max(0.0, due - time.monotonic()))
+
+    # --- to the controller --------------------------------------------------------------------------------------
+
+    def _say(self, event: Plain) -> None:
+        if self._kill_at is not None:
+            return
+        outgoing = self._outgoing
+        if outgoing.events and _supersedes(event, outgoing.events[-1]):
+            outgoing.events[-1] = event
+            return
+        outgoing.events.append(event)
+        patience = PATIENCE_SECONDS if event["kind"] in PATIENT_KINDS else 0.0
+        outgoing.due = min(outgoing.due, time.monotonic() + patience)
+
+    def _send_if_due(self) -> None:
+        if self._outgoing.events and time.monotonic() >= self._outgoing.due:
+            events, self._outgoing = self._outgoing.events, _Outgoing()
+            self._controller.report(events)
+
+    def _introduce(self) -> None:
+        if self._kill_at is not None:
+            return
+        host = self.facts.host if self.facts.metrics_host in ("0.0.0.0", "::") else self.facts.metrics_host
+        event = {
+            "kind": "AgentUp",
+            "slot": self.facts.slot,
+            "instance": self.instance,
+            "host": self.facts.host,
+            "workers": self._crew.up(),
+            "starting": self._crew.starting(),
+        }
+        self._controller.introduce(event, {"pid": os.getpid(), "metrics": f"{host}:{self._served.port}"})
+
+    # --- from the controller --------------------------------------------------------------------------------------
+
+    def _act(self, actions: Sequence[Mapping[str, Any]]) -> None:
+        for plain in actions:
+            if plain["kind"] == "JobFacts":
+                self.metrics.job(plain["status"], plain["tally"])
+                continue
+            match action_from_plain(plain):
+                case m.WelcomeAgent(_, node):
+                    self.node = node
+                    self.metrics.welcome(node)
+                case m.StartWorker(_, worker):
+                    if self._kill_at is None:
+                        self._crew.start(worker)
+                case m.KillWorker() as kill:
+                    self._crew.kill(kill)
+                case m.ToWorker(_, worker, message):
+                    self._crew.tell(worker, message)
+
+    def _setup(self, worker: WorkerId) -> Plain:
+        return {
+            "kind": "setup",
+            "worker": worker,
+            "node": self.node,
+            "job": dict(self.facts.job),
+            "run_dir": str(self.facts.run_dir),
+            "secret": self.facts.secret,
+            "host": self.facts.host,
+            "parent": os.getpid(),
+        }
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _begin_to_close(self, grace_seconds: float) -> None:
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + grace_seconds
+            self._outgoing = _Outgoing()
+            self._crew.signal_all(signal.SIGTERM)
+
+    def _insist(self) -> None:
+        """Also for a worker that was being forked when the closing began."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = time.monotonic() + PATIENCE_SECONDS
+            self._crew.signal_all(signal.SIGKILL)
+
+
+def _serve(metrics: AgentMetrics, facts: AgentFacts) -> MetricsServer:
+    try:
+        return MetricsServer(metrics, facts.metrics_host, facts.metrics_port)
+    except HostError:
+        if facts.strict_port:
+            raise
+    return MetricsServer(metrics, facts.metrics_host, 0)
+
+
+def _supersedes(newer: Plain, older: Plain) -> bool:
+    """Progress says totals, so the newer of two about one step says it all."""
+    same = ("kind", "worker", "step")
+    return newer["kind"] == "Progress" and all(newer.get(name) == older.get(name) for name in same)

@@ -1,0 +1,201 @@
+"""The workers of one node, as their agent sees them: started, heard, told, killed, gone. The control thread's own.
+
+    start ──forked──▶ process ──connects──▶ channel ──WorkerUp──▶ up ──exit seen──▶ last words read ──▶ gone
+
+A channel belongs to the worker whose process is at its other end, as the kernel says; what it claims doesn't count.
+An exit is the last thing that is heard of a worker: it is told when all that the worker had said has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dataloader.errors import PeerError
+from elastic import messages as m
+from elastic.metrics import AgentMetrics
+from elastic.processes import Failure, Forker, WorkerProcess
+from elastic.wire import Plain, event_to_plain, from_worker
+from runtime.comm.local import Channel, LocalServer
+from runtime.protocol import WorkerId, record_from_plain
+
+LAST_WORDS_SECONDS = 0.1  # from an exit until it is told, if the worker's socket is not at its end before
+
+
+@dataclass(slots=True)
+class Worker:
+    id: WorkerId
+    process: WorkerProcess | None = None  # None until it is forked
+    channel: Channel | None = None
+    info: Plain | None = None  # of its WorkerUp
+    linked: bool = False
+    optimizer_bytes: int = 0
+    kill: m.KillWorker | None = None  # asked for before it was forked
+    exited: float | None = None  # wall clock
+    exit_due: float = float("inf")  # monotonic: its exit is told at the latest then
+
+
+class Crew:
+    """`setup` is what a worker is told when it has come; `say` takes the events for the controller."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        forker: Forker,
+        server: LocalServer,
+        metrics: AgentMetrics,
+        setup: Callable[[WorkerId], Plain],
+        say: Callable[[Plain], None],
+    ) -> None:
+        self._selector, self._forker, self._server = selector, forker, server
+        self._metrics, self._setup, self._say = metrics, setup, say
+        self._workers: dict[WorkerId, Worker] = {}
+        self._strangers: list[Channel] = []  # connected, and not known to be a worker of ours yet
+
+    def __bool__(self) -> bool:
+        return bool(self._workers)
+
+    # --- what is asked for ----------------------------------------------------------------------------------------
+
+    def start(self, worker: WorkerId) -> None:
+        if worker in self._workers:
+            return
+        self._workers[worker] = Worker(worker)
+        self._metrics.worker(worker, up=0)
+        own = {
+            "EVERSTEP_AGENT_SOCKET": str(self._server.path),
+            "EVERSTEP_WORKER": str(worker),
+            "EVERSTEP_PARENT": str(os.getpid()),
+        }
+        self._forker.start(worker, own)
+
+    def kill(self, kill: m.KillWorker) -> None:
+        worker = self._workers.get(kill.worker)
+        if worker is None or worker.exited is not None:
+            return
+        if worker.process is None:
+            worker.kill = kill
+            return
+        moment = time.time()
+        worker.process.send(signal.SIGKILL)
+        if kill.fault:
+            self._say(event_to_plain(m.Killed(worker.id, moment)))
+
+    def tell(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
+        known = self._workers.get(worker)
+        if known is not None and known.channel is not None:
+            known.channel.send(message)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        for worker in self._workers.values():
+            if worker.process is not None and worker.exited is None:
+                worker.process.send(number)
+
+    def up(self) -> list[Plain]:
+        """WorkerInfo, in its plain form, of those that are up."""
+        return [
+            {**w.info, "linked": w.linked, "optimizer_bytes": w.optimizer_bytes}
+            for w in self._workers.values()
+            if w.info is not None and w.exited is None
+        ]
+
+    def starting(self) -> list[WorkerId]:
+        return [w.id for w in self._workers.values() if w.info is None and w.exited is None]
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Take in all that the selector's last wait has brought."""
+        for started in self._forker.collect():
+            self._forked(started)
+        self._greet()
+        for worker in list(self._workers.values()):
+            self._listen(worker)
+            self._bury_if_due(worker)
+
+    def due(self) -> float:
+        """Monotonic time at which `turn` has something to do even if nothing happens."""
+        return min((w.exit_due for w in self._workers.values()), default=float("inf"))
+
+    def _forked(self, started: WorkerProcess | Failure) -> None:
+        worker = self._workers[started.worker]
+        if isinstance(started, Failure):
+            self._gone(worker, started.reason, time.time())
+            return
+        worker.process = started
+        self._selector.register(started.pidfd, selectors.EVENT_READ, lambda _: self._exit_seen(worker))
+        if worker.kill is not None:
+            self.kill(worker.kill)
+
+    def _greet(self) -> None:
+        self._strangers += self._server.accepted()
+        if not self._strangers:
+            return
+        by_pid = {w.process.pid: w for w in self._workers.values() if w.process is not None}
+        unborn = any(w.process is None for w in self._workers.values())  # forked, perhaps, and not collected
+        waiting = []
+        for channel in self._strangers:
+            worker = by_pid.get(channel.peer_pid)
+            if worker is not None and worker.channel is None:
+                worker.channel = channel
+                channel.send(self._setup(worker.id))
+            elif worker is None and unborn and channel.closed is None:
+                waiting.append(channel)
+            else:
+                channel.close("not a worker of this agent, or its second channel")
+        self._strangers = waiting
+
+    def _listen(self, worker: Worker) -> None:
+        if worker.channel is None:
+            return
+        for message in worker.channel.receive():
+            if message.get("kind") == "Hello":
+                continue  # greeted already
+            try:
+                event = from_worker(worker.id, message)
+                self._note(worker, event)
+            except (PeerError, KeyError, TypeError, ValueError) as error:
+                worker.channel.close(f"worker {worker.id} says what it may not: {error}")
+                return
+            self._say(event)
+
+    def _note(self, worker: Worker, event: Plain) -> None:
+        match event["kind"]:
+            case "WorkerUp":
+                worker.info = event["info"]
+                self._metrics.worker(worker.id, up=1)
+            case "WorkerLinked":
+                worker.linked = True
+            case "Resumed" | "ShardFilled":
+                worker.optimizer_bytes = event["optimizer_bytes"]
+                self._metrics.worker(worker.id, optimizer_bytes=float(worker.optimizer_bytes))
+            case "Progress":
+                self._metrics.worker(worker.id, micro_batches=float(event["total"]))
+            case "StepsDecided":
+                for record in event["records"][-1:]:
+                    self._metrics.decided(record_from_plain(record))
+
+    def _exit_seen(self, worker: Worker) -> None:
+        if worker.exited is None and worker.process is not None:
+            worker.exited = time.time()
+            worker.exit_due = time.monotonic() + LAST_WORDS_SECONDS
+            self._selector.unregister(worker.process.pidfd)
+
+    def _bury_if_due(self, worker: Worker) -> None:
+        if worker.exited is None or worker.process is None:
+            return
+        silent = worker.channel is None or worker.channel.closed is not None
+        if silent or time.monotonic() >= worker.exit_due:
+            self._gone(worker, worker.process.reap(), worker.exited)
+
+    def _gone(self, worker: Worker, reason: str, moment: float) -> None:
+        if worker.channel is not None:
+            worker.channel.close("its process has ended")
+        del self._workers[worker.id]
+        self._metrics.worker_gone(worker.id)
+        self._say(event_to_plain(m.WorkerExited(worker.id, reason, moment)))
