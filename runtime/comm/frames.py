@@ -111,7 +111,7 @@ def _views(payload: Any) -> Iterator[memoryview]:
 
 
 class Decoder:
-    """Bytes in, frames out: ``count = sock.recv_into(decoder.target())``, then ``decoder.advance(count)``.
+    """Bytes in, frames out: ``count = sock.recv_into(decoder.target())``, then ``decoder.advance(count, frames)``.
 
     Small pieces are read many at a time through one staging buffer; the bulk of a payload is read in place. A
     received payload is one writable flat memoryview, aligned to 64 bytes.
@@ -143,11 +143,12 @@ class Decoder:
         self._direct = self._size - self._have >= STAGING_BYTES
         return self._begun()[self._have :] if self._direct else self._staging
 
-    def advance(self, count: int) -> list[Frame]:
-        """Takes the `count` bytes that were put into the last `target`; returns the frames they complete.
+    def advance(self, count: int, frames: list[Frame]) -> None:
+        """Takes the `count` bytes that were put into the last `target`; appends the frames they complete to `frames`.
 
-        Raises PeerError if they are malformed; the stream can't be read on after that.
+        Raises PeerError where they are malformed, after it has appended what came before. The stream ends there.
         """
+        self._frames = frames
         if self._direct:
             self._fill(count)
         else:
@@ -161,8 +162,6 @@ class Decoder:
                     self._begun()[self._have : self._have + taken] = data
                     self._fill(taken)
                 at += taken
-        frames, self._frames = self._frames, []
-        return frames
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """`target` and `advance` for bytes that are at hand already."""
@@ -172,7 +171,7 @@ class Decoder:
             target = self.target()
             count = min(len(rest), len(target))
             target[:count] = rest[:count]
-            frames += self.advance(count)
+            self.advance(count, frames)
             rest = rest[count:]
         return frames
 

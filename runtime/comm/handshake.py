@@ -3,7 +3,7 @@
     dialler  -> acceptor   HELLO      who I am, whom I want, my nonce          72 bytes
     acceptor -> dialler    CHALLENGE  who I am, whom I talk to, my nonce       72 bytes
     dialler  -> acceptor   PROOF      MAC over both                            32 bytes
-    acceptor -> dialler    WELCOME    verdict, MAC over all of the above       36 bytes
+    acceptor -> dialler    WELCOME    verdict, MAC over all of the above       33 bytes
 
 Rules of the room:
 - values only: bytes in, bytes out; sockets, deadlines and randomness are the caller's;
@@ -28,7 +28,7 @@ VERSION = 1
 _MAGIC = b"EVSL"
 _INTRODUCTION = struct.Struct(f"!4sBB2xqq{INSTANCE_BYTES}s{NONCE_BYTES}s")
 _MAC_BYTES = 32
-_WELCOME = struct.Struct(f"!B3x{_MAC_BYTES}s")
+_WELCOME = struct.Struct(f"!B{_MAC_BYTES}s")
 _DIALLER, _ACCEPTOR = 1, 2
 
 

@@ -92,7 +92,7 @@ class Door:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def shut(self) -> None:
-        with contextlib.suppress(KeyError):  # it may be resting
+        with contextlib.suppress(KeyError, ValueError):  # it may be resting, or closed already
             self._selector.unregister(self._listener)
         self._listener.close()
         for attempt in [*self._strangers, *self._dials.values()]:

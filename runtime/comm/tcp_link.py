@@ -95,19 +95,23 @@ class TcpLink:
     def _read(self, budget_bytes: int) -> None:
         while budget_bytes > 0:
             target = self._decoder.target()
+            broken: str | None = None
+            frames: list[Frame] = []
             try:
                 count = self.sock.recv_into(target)
                 if not count:
                     raise PeerError("the peer closed it" + ("" if self._decoder.idle else " within a frame"))
-                frames = self._decoder.advance(count)
+                self._counters.bytes_received += count
+                self._decoder.advance(count, frames)
             except BlockingIOError:
                 return
             except (OSError, PeerError) as error:
-                self._down(reason_of(error))
-                return
-            self._counters.bytes_received += count
+                broken = reason_of(error)
             for frame in frames:
                 self._received(self.peer, frame)
+            if broken is not None:
+                self._down(broken)
+                return
             if count < len(target):
                 return  # nothing more is there: asking again would only say so
             budget_bytes -= count

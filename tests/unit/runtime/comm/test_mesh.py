@@ -51,8 +51,13 @@ def test_a_dial_links_both_ends(net):
     ids=["none", "empty", "byte", "bytes", "array", "list", "empty list", "many"],
 )
 def test_a_frame_arrives_as_it_was_sent(net, payload):
-    one, two = net.pair()
-    meta = {"certificate": Certificate(7, (HEADER, HEADER)), "text": "né", "nested": [(1, 2), {"a": None}], "big": 2**63}
+    _, two = net.pair()
+    meta = {
+        "certificate": Certificate(7, (HEADER, HEADER)),
+        "text": "né",
+        "nested": [(1, 2), {"a": None}],
+        "big": 2**63,
+    }
     frame = Frame(FrameKind.PARAMETERS, Ballot(2**40, 3), 2**50, -1, meta, payload)
     assert two.send(1, frame)
     net.until(lambda: net.log[1])
@@ -71,7 +76,7 @@ def test_a_frame_arrives_as_it_was_sent(net, payload):
 
 @pytest.mark.parametrize("count", [1, 100, 1_000_000])
 def test_torch_and_numpy_can_look_into_a_received_payload(net, count):
-    one, two = net.pair()
+    _, two = net.pair()
     two.send(1, Frame(FrameKind.GRADIENT, Ballot(1, 1), 0, 0, None, np.arange(count, dtype=np.float32)))
     net.until(lambda: net.log[1])
     (got,) = net.frames(1)
@@ -82,7 +87,7 @@ def test_torch_and_numpy_can_look_into_a_received_payload(net, count):
 
 
 def test_payloads_are_the_receivers_own_for_as_long_as_it_keeps_them(net, note):
-    one, two = net.pair()
+    _, two = net.pair()
     for i in range(6):
         two.send(1, note(i, np.full(100_000, i, np.int32)))
         net.until(lambda i=i: len(net.frames(1)) == i + 1)
@@ -255,7 +260,7 @@ def test_bytes_are_counted_the_same_at_both_ends(net, note):
 
 
 def test_a_frame_that_cant_be_sent_is_the_callers_mistake_and_leaves_the_link_alone(net, note):
-    one, two = net.pair()
+    _, two = net.pair()
     for bad in (
         note(payload=bytes(9 << 20)),
         note(meta={"x": object()}),
@@ -281,7 +286,7 @@ def test_polling_and_shutting_an_idle_mesh(net):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_lives(net, note, seed):
-    """Dials from both sides, closing, sending and dying in any order: the promises hold, and in the end all can link."""
+    """Dials from both sides, closing, sending, dying, in any order: the promises hold, and in the end all link."""
     rng = random.Random(seed)
     workers = [1, 2, 3, 4]
     for worker in workers:
