@@ -1,6 +1,9 @@
+import fcntl
 import json
 import math
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -151,10 +154,22 @@ def test_writers_in_several_processes(tmp_path: Path, step_record: Make) -> None
     assert read_ledger(tmp_path / "ledger.jsonl") == records
 
 
+def test_an_append_waits_for_the_lock(tmp_path: Path, step_record: Make) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger, path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        writer = threading.Thread(target=ledger.append, args=(step_record(0),))
+        writer.start()
+        writer.join(0.2)
+        assert writer.is_alive()
+        assert read_ledger(path) == []
+        fcntl.flock(other, fcntl.LOCK_UN)
+        writer.join(10)
+        assert read_ledger(path) == [step_record(0)]
+
+
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, step_record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
-    import os
-
     write = os.write
     with Ledger(path) as ledger:
         ledger.append(step_record(0))
@@ -201,6 +216,18 @@ def test_a_tail_gets_each_whole_line_once(tmp_path: Path) -> None:
         file.seek(18)
         file.write(b'{"a": 3}\n')
     assert tail.read() == [{"a": 3}]
+
+
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_a_tail_gets_every_line_however_they_come(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+    path = tmp_path_factory.mktemp("tail") / "events.jsonl"
+    tail, count, got = Tail(path), 0, []
+    for size in sizes:
+        with path.open("a") as file:
+            file.writelines(f'{{"n": {n}}}\n' for n in range(count, count + size))
+        count += size
+        got += [line["n"] for line in tail.read()]
+    assert got == list(range(count))
 
 
 def test_a_tail_waits_at_a_line_that_may_be_cut_off(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def test_a_run_that_never_began_is_replaced(run: RunDirectory, job_file: Path) -
     prepare(run, job, resume=False)
     run.events.write_text('{"kind": "run_ended"}\n')
     run.job_log.write_text("it failed\n")
+    lock = run.lock.stat().st_ino
     prepare(run, job, resume=False)
+    assert run.lock.stat().st_ino == lock
     assert not run.events.exists()
     assert not run.job_log.exists()
 
