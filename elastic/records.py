@@ -129,6 +129,15 @@ class Ledger(_LineFile):
         """The first step that has no record yet."""
         return len(self._offsets)
 
+    def record(self, step: int) -> StepRecord | None:
+        """The record of a step, if it has one."""
+        if not 0 <= step < self.next_step:
+            return None
+        start = self._offsets[step]
+        end = self._offsets[step + 1] if step + 1 < self.next_step else self._end
+        line = decode(os.pread(self._fd, end - start, start)) or {}
+        return record_from_json(line, f"{self.path}:{step + 1}")
+
     def append(self, record: StepRecord) -> bool:
         """Write the record of the next step; False if that step has one already, of the same bits.
 
@@ -153,14 +162,11 @@ class Ledger(_LineFile):
         self._offsets.append(offset)
 
     def _compare(self, record: StepRecord) -> None:
-        start = self._offsets[record.step]
-        end = self._offsets[record.step + 1] if record.step + 1 < self.next_step else self._end
-        where = f"{self.path}:{record.step + 1}"
-        there = record_from_json(decode(os.pread(self._fd, end - start, start)) or {}, where)
-        name = differing_field(there, record)
+        there = self.record(record.step)
+        name = differing_field(there, record) if there is not None else None
         if name is not None:
             raise InternalError(
-                f"{where}: step {record.step} was decided again with another {name}: "
+                f"{self.path}:{record.step + 1}: step {record.step} was decided again with another {name}: "
                 f"{getattr(there, name)} in the ledger, {getattr(record, name)} now"
             )
 

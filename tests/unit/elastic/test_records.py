@@ -43,6 +43,7 @@ def test_append_if_absent(tmp_path: Path, step_record: Make) -> None:
         assert ledger.append(step_record(1))
         assert not ledger.append(step_record(0, generation=9, workers=1, copies=1, time=5.0, seconds=9.0))
         assert ledger.next_step == 2
+        assert [ledger.record(step) for step in (-1, 0, 1, 2)] == [None, step_record(0), step_record(1), None]
         with pytest.raises(InternalError, match="step 3 was handed in before step 2"):
             ledger.append(step_record(3))
     assert read_ledger(path) == [step_record(0), step_record(1)]
