@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 RATE_STEPS = 10  # tokens per second are shown over this many steps
+SHOWN_MEMBERS = 16
 QUIET_KEYS = frozenset({"time", "kind", "step", "generation"})
 STYLES = {
     "fault_injected": "bold red",
@@ -85,11 +86,13 @@ class RunView:
         numbers = Text("  ").join(Text(part) for part in self._numbers())
         parts: list[RenderableType] = [head, numbers]
         if self.members:
-            parts.append(member_table(self.members))
+            parts.append(member_table(self.members[:SHOWN_MEMBERS]))
+            if len(self.members) > SHOWN_MEMBERS:
+                parts.append(Text(f"and {len(self.members) - SHOWN_MEMBERS} more"))
         return Group(*parts)
 
     def _numbers(self) -> list[str]:
-        parts = [self.state]
+        parts = [str(self.ended.get("state", "ended")) if self.ended is not None else self.state]
         if self.last:
             parts += [
                 f"loss {_number(self.last.get('loss')):.4f}",
@@ -98,9 +101,7 @@ class RunView:
             ]
         if self.generation is not None:
             parts.append(f"generation {self.generation}")
-        if self.members:
-            parts.append(f"{len(self.members)} members")
-        parts.append(f"{self.faults} faults")
+        parts.append(f"{self.faults} fault{'' if self.faults == 1 else 's'}")
         return parts
 
 

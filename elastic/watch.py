@@ -171,6 +171,7 @@ class Follower:
 
     def step(self, screen: Screen) -> None:
         """Take in what is new, steps and events in the order of their times."""
+        self._view.status(read_status(self._run) or {})
         new = [(_time(r), 0, r) for r in self._ledger.read()] + [(_time(e), 1, e) for e in self._events.read()]
         for _, is_event, line in sorted(new, key=lambda entry: entry[:2]):
             if is_event:
@@ -180,7 +181,6 @@ class Follower:
             else:
                 self._view.record(line)
                 screen.record(line)
-        self._view.status(read_status(self._run) or {})
         screen.refresh()
 
 

@@ -26,7 +26,7 @@ def test_the_picture_shows_where_the_run_stands(step_record: Make) -> None:
     view.status({"state": "running", "generation": 2, "members": [member]})
     view.event({"kind": "fault_injected", "fault": "kill-worker=1"})
     text = picture(view)
-    for part in ("small", "5/40 steps", "loss 7.6000", "4,096 tokens/s", "generation 2", "1 faults", "0-2 6", "9.4 MB"):
+    for part in ("small", "5/40 steps", "loss 7.6000", "4,096 tokens/s", "generation 2", "1 fault", "0-2 6", "9.4 MB"):
         assert part in text
 
 
