@@ -31,24 +31,22 @@ def read_manifest(store: Store, version: int) -> Manifest:
     return manifest
 
 
-def is_complete(store: Store, manifest: Manifest) -> bool:
-    return all(store.size(entry.file) == entry.bytes for entry in manifest.files())
+def find_complete(store: Store, version: int) -> Manifest | None:
+    """That version's manifest, if the checkpoint is complete; a torn one counts as none."""
+    if store.size(manifest_key(version)) is None:
+        return None
+    try:
+        manifest = read_manifest(store, version)
+    except DataError:
+        return None
+    return manifest if all(store.size(entry.file) == entry.bytes for entry in manifest.files()) else None
 
 
 def complete(store: Store) -> list[Manifest]:
-    """All complete checkpoints, the newest first; torn ones are passed over."""
-    found = {version for key in store.find() if (version := version_of(key)) is not None}
-    manifests: list[Manifest] = []
-    for version in sorted(found, reverse=True):
-        if store.size(manifest_key(version)) is None:
-            continue
-        try:
-            manifest = read_manifest(store, version)
-        except DataError:
-            continue
-        if is_complete(store, manifest):
-            manifests.append(manifest)
-    return manifests
+    """All complete checkpoints, the newest first."""
+    versions = {version for key in store.find() if (version := version_of(key)) is not None}
+    found = (find_complete(store, version) for version in sorted(versions, reverse=True))
+    return [manifest for manifest in found if manifest is not None]
 
 
 def newest(place: Path | Store) -> Manifest | None:
@@ -63,12 +61,11 @@ def commit(store: Store, manifest: Manifest) -> None:
     HostError if a data file isn't there: then nothing is committed.
     """
     key = manifest_key(manifest.version)
-    if store.size(key) is not None:
-        there = read_manifest(store, manifest.version)
-        if is_complete(store, there):
-            if [entry.digest for entry in there.shards] != [entry.digest for entry in manifest.shards]:
-                raise InternalError(f"{store.where(key)}: version {manifest.version} was saved before, with other bits")
-            return
+    there = find_complete(store, manifest.version)
+    if there is not None:
+        if [entry.digest for entry in there.shards] != [entry.digest for entry in manifest.shards]:
+            raise InternalError(f"{store.where(key)}: version {manifest.version} was saved before, with other bits")
+        return
     for entry in manifest.files():
         if store.size(entry.file) != entry.bytes:
             raise HostError(f"{store.where(entry.file)}: missing or short, so version {manifest.version} isn't saved")

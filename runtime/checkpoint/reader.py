@@ -1,6 +1,5 @@
-"""Read checkpoints: find the newest whole one, and load any shard of it, verified.
+"""Load any shard of any checkpoint, verified. Which checkpoints there are is the catalogue's.
 
-A checkpoint is *complete* when its manifest is there and every file that it names is there with the right size.
 Checksums and state digests are checked as a file is loaded: nothing unverified leaves this room.
 """
 
@@ -12,14 +11,14 @@ import torch
 import xxhash
 
 from dataloader.errors import DataError
-from runtime.checkpoint.catalogue import CURE, complete, is_complete, newest, read_manifest
+from runtime.checkpoint.catalogue import CURE, complete, newest, read_manifest
 from runtime.checkpoint.format import decode, decode_state
 from runtime.checkpoint.manifest import FileEntry, Manifest, manifest_key
 from runtime.checkpoint.store import LocalStore, Store
 from runtime.shards.layout import FlatLayout
 from runtime.shards.state import HoldingState
 
-__all__ = ["CheckpointReader", "complete", "is_complete", "newest", "read_manifest"]
+__all__ = ["CheckpointReader", "complete", "newest", "read_manifest"]
 
 
 class CheckpointReader:
@@ -36,6 +35,7 @@ class CheckpointReader:
 
     def check(self, version: int, layout: FlatLayout, optimizer: str) -> None:
         """DataError unless that version is complete and was written for this layout and optimizer variant."""
+        self._manifests.pop(version, None)  # a torn one may have been written anew meanwhile
         manifest = self.manifest(version)
         where = self.store.where(manifest_key(version))
         if manifest.layout != layout.fingerprint():

@@ -23,8 +23,8 @@ def prune(store: Store, keep: int) -> list[int]:
         found = version_of(key)
         return 0 if found is None else found  # the buffers are written by version 0
 
-    doomed = [k for k in store.find() if version_of(k) is not None and version(k) < newest]
-    doomed = [k for k in doomed if k not in stay.get(version(k), set())]
+    older = [key for key in store.find() if version_of(key) is not None and version(key) < newest]
+    doomed = [key for key in older if key not in stay.get(version(key), set())]
     for key in sorted(doomed, key=lambda k: k != manifest_key(version(k))):
         store.delete(key)
     store.sweep(lambda key: version(key) < newest)

@@ -88,6 +88,14 @@ def test_two_writers_of_one_key_do_not_meet(store):
     assert unfinished(store) == []
 
 
+def test_a_reader_of_the_old_object_is_not_disturbed(store):
+    store.put("x", [b"old"])
+    with open(store.root / "x", "rb") as file:
+        store.put("x", [b"new, longer"])
+        assert file.read() == b"old"
+    assert store.get("x") == b"new, longer"
+
+
 def test_a_place_that_cannot_be_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(HostError, match="file/x/y: can't be written: Not a directory"):

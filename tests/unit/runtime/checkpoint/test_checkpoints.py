@@ -114,6 +114,11 @@ def test_torn_checkpoints_are_passed_over(trained):
     assert versions(trained) == [2, 0]
     (trained.root / manifest_key(2)).write_text("{")
     assert versions(trained) == [0]
+    made = trained.train(trained.arithmetic(0), 0, 2)
+    made.holdings[0].parameters[0] += 1.0
+    manifest = trained.save(made, 2)  # nothing of a torn one binds anybody
+    assert trained.digests(trained.arithmetic(2)) == trained.digests(made)
+    assert CheckpointReader(trained.root).manifest(2) == manifest
     next(trained.root.glob("buffers.*")).unlink()
     assert versions(trained) == []
 
@@ -241,6 +246,7 @@ def test_at_any_moment_there_is_a_newest_checkpoint_that_loads(trained, verbs):
         pass
     assert survived == (verbs == 20)  # 5 files, 3 x 5 deletions: so every moment is tried
     found = newest(trained.root)
+    assert len(versions(trained)) == len(list(trained.root.glob("*/manifest.json")))  # none of them torn
     again = trained.arithmetic(found.version)
     trained.store = plain
     trained.save(trained.train(again, found.version, 6 - found.version), 6)

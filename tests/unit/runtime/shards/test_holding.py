@@ -100,6 +100,17 @@ def test_a_packed_state_is_a_copy(make):
     assert train(made, 2).state().digest() == train(started(make), 4).state().digest()
 
 
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_adopting_leaves_nothing_shared_and_nothing_over(make):
+    source, target = train(started(make), 2), train(started(make), 3)
+    digest = source.state().digest()
+    target.adopt(source.state())
+    train(source, 1)
+    assert target.state().digest() == digest
+    target.adopt(started(make).state())  # nothing kept yet
+    assert train(target, 3).state().digest() == source.state().digest()
+
+
 def test_the_digest_is_the_documented_one():
     made = train(started(OPTIMIZERS["adamw fused"]), 2)
     hasher = xxhash.xxh3_128(made.parameters.numpy().tobytes())
