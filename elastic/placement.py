@@ -1,15 +1,27 @@
 """Who holds which shard, and who runs which logical rank: pure, deterministic, byte-saving.
 
-A shard has an owner and one backup, on different nodes where there are two. While it *moves*, a second backup is
-being filled; the copy that becomes superfluous is retired by a later plan, when all three are complete (rule 16).
+A shard has an owner and one backup. All choices lower one cost, so they can't go round in circles:
+
+    64 x (sum of shards owned squared + sum of copies held squared)   even load, in traffic and in memory
+    + sum over (owner, backup) pairs of their shards squared          one worker's shards are backed by many others
+    + 1,000,000 per shard with both copies on one of several nodes
+
+Among complete copies a choice costs no byte, so it is made at once. A copy elsewhere costs one shard's state: it is
+begun by naming a second backup to be filled (a *move*), only where it lowers the cost by 64 or more, and a later plan,
+when all three are complete, retires the copy that became superfluous (rule 16).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
+from typing import TypeAlias
 
 from runtime.protocol import ShardPlan, WorkerId
+
+LOAD, ONE_NODE = 64, 1_000_000
+Pair: TypeAlias = tuple[WorkerId, WorkerId]  # owner, backup
 
 
 def spread(pieces: int, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
@@ -24,159 +36,117 @@ def place_shards(
     before: Sequence[ShardPlan] | None,
 ) -> tuple[ShardPlan, ...]:
     """One ``ShardPlan`` per shard. ``complete[s]``: who has a complete copy of shard s (never empty)."""
-    owners = choose_owners(workers, complete, before)
-    return _Backups(workers, nodes, complete, before, owners).plans()
+    if len(workers) == 1:
+        return tuple(ShardPlan(workers[0], ()) for _ in complete)
+    placement = _Placement(workers, nodes, complete, before)
+    placement.fill()
+    placement.improve()
+    return placement.with_moves()
 
 
-def choose_owners(
-    workers: Sequence[WorkerId], complete: Sequence[set[WorkerId]], before: Sequence[ShardPlan] | None
-) -> list[WorkerId]:
-    """An owner stays if it can; an orphan goes to the least loaded copy; then ownership is evened out among copies."""
-    wanted = [s.owner for s in before] if before is not None else list(spread(len(complete), workers))
-    load: Counter[WorkerId] = Counter(dict.fromkeys(workers, 0))
-    load.update(w for s, w in enumerate(wanted) if w in complete[s])
-    owners = []
-    for shard, copies in enumerate(complete):
-        owner = wanted[shard]
-        if owner not in copies:
-            owner = min(copies, key=lambda w: (load[w], w))
-            load[owner] += 1
-        owners.append(owner)
-    moved = True
-    while moved:
-        moved = False
-        for shard, copies in enumerate(complete):
-            lightest = min(copies, key=lambda w: (load[w], w))
-            if load[owners[shard]] - load[lightest] >= 2:
-                load[owners[shard]] -= 1
-                load[lightest] += 1
-                owners[shard] = lightest
-                moved = True
-    return owners
-
-
-class _Backups:
-    """Backups for given owners; ``held`` counts the copies each worker will hold once all moves are over."""
-
+class _Placement:
     def __init__(
         self,
         workers: Sequence[WorkerId],
         nodes: Mapping[WorkerId, int],
         complete: Sequence[set[WorkerId]],
         before: Sequence[ShardPlan] | None,
-        owners: list[WorkerId],
     ) -> None:
-        self.workers, self.nodes, self.complete, self.before, self.owners = (
-            workers,
-            nodes,
-            complete,
-            before,
-            owners,
-        )
+        self.workers, self.nodes, self.complete = workers, nodes, complete
         self.several_nodes = len({nodes[w] for w in workers}) > 1
-        self.held: Counter[WorkerId] = Counter(dict.fromkeys(workers, 0))
-        self.held.update(owners)
-        self.pairs: Counter[tuple[WorkerId, WorkerId]] = Counter()  # (owner, backup): spread one owner over many
-        self.backups: list[list[WorkerId]] = []
+        self.owned: Counter[WorkerId] = Counter()
+        self.held: Counter[WorkerId] = Counter()
+        self.together: Counter[Pair] = Counter()
+        self.pairs: dict[int, Pair] = {}  # shards with two copies named
+        self.alone: dict[int, WorkerId] = {}  # shards whose backup is still to be found
+        wanted = [s.owner for s in before] if before is not None else list(spread(len(complete), workers))
+        for shard, copies in enumerate(complete):
+            self.begin(shard, copies, wanted[shard], before[shard].backups if before is not None else ())
 
-    def plans(self) -> tuple[ShardPlan, ...]:
-        if len(self.workers) == 1:
-            return tuple(ShardPlan(owner, ()) for owner in self.owners)
-        for shard in range(len(self.owners)):
-            self.backups.append([self.pick(shard)])
-        self.even_out()
-        for shard in range(len(self.owners)):
-            self.add_other_node(shard)
-        self.start_moves()
-        return tuple(
-            ShardPlan(owner, tuple(b), tuple(w for w in b if w not in self.complete[s]))
-            for s, (owner, b) in enumerate(zip(self.owners, self.backups, strict=True))
-        )
-
-    def same_node(self, shard: int, worker: WorkerId) -> bool:
-        return self.several_nodes and self.nodes[worker] == self.nodes[self.owners[shard]]
-
-    def pick(self, shard: int) -> WorkerId:
-        """A complete copy if there is one, on another node if there is one, then whoever has least."""
-        owner = self.owners[shard]
-        copies = (self.complete[shard] - {owner}) or (set(self.workers) - {owner})
-        previous = self.before[shard].backups if self.before is not None else ()
-        best = min(
-            copies,
-            key=lambda w: (
-                self.same_node(shard, w),
-                w not in previous and w in self.complete[shard] and bool(previous),
-                self.held[w] + self.pairs[owner, w],
-                self.held[w],
-                w,
-            ),
-        )
-        self.held[best] += 1
-        self.pairs[owner, best] += 1
-        return best
-
-    def even_out(self) -> None:
-        """Between complete copies the choice is free: no byte moves."""
-        moved = True
-        while moved:
-            moved = False
-            for shard, (chosen,) in enumerate(self.backups):
-                choice = [
-                    w
-                    for w in self.complete[shard] - {self.owners[shard], chosen}
-                    if self.same_node(shard, w) <= self.same_node(shard, chosen)
-                ]
-                lightest = min(choice, key=lambda w: (self.held[w], w), default=chosen)
-                if self.held[chosen] - self.held[lightest] >= 2 or (
-                    lightest != chosen and chosen not in self.complete[shard]
-                ):
-                    self.replace(shard, chosen, lightest)
-                    self.backups[shard] = [lightest]
-                    moved = True
-
-    def replace(self, shard: int, old: WorkerId, new: WorkerId) -> None:
-        self.held[old] -= 1
-        self.held[new] += 1
-        if old != self.owners[shard]:
-            self.pairs[self.owners[shard], old] -= 1
-            self.pairs[self.owners[shard], new] += 1
-
-    def add_other_node(self, shard: int) -> None:
-        """A complete backup beside its owner on one node is kept until one elsewhere is filled."""
-        (chosen,) = self.backups[shard]
-        if not self.same_node(shard, chosen) or chosen not in self.complete[shard]:
+    def begin(self, shard: int, copies: set[WorkerId], owner: WorkerId, backups: tuple[WorkerId, ...]) -> None:
+        """As before, as far as the copies live; else as is cheapest."""
+        if len(copies) == 1:
+            (self.alone[shard],) = copies
+            self.count((self.alone[shard],), +1)
             return
-        others = [w for w in self.workers if not self.same_node(shard, w) and w not in self.complete[shard]]
-        if others:
-            new = min(others, key=lambda w: (self.held[w], self.pairs[self.owners[shard], w], w))
-            self.backups[shard].append(new)
-            self.replace(shard, chosen, new)
+        choices = [pair for pair in permutations(sorted(copies), 2) if owner not in copies or pair[0] == owner]
+        kept = [pair for pair in choices if pair[1] in backups]
+        self.name(shard, min(kept or choices, key=self.cost_of))
 
-    def start_moves(self) -> None:
-        """Name a second backup on whoever holds too little, at the cost of whoever holds too much."""
-        while True:
-            light = min(self.workers, key=lambda w: (self.held[w], w))
-            heavy = [w for w in self.workers if self.held[w] - self.held[light] >= 2]
-            move = min(
-                (
-                    (-self.held[holder], shard, holder)
-                    for shard in range(len(self.owners))
-                    for holder in {self.owners[shard], *self.backups[shard]} & set(heavy)
-                    if self.may_move(shard, holder, light)
-                ),
-                default=None,
-            )
-            if move is None:
-                return
-            _, shard, holder = move
-            self.backups[shard].append(light)
-            self.held[holder] -= 1
-            self.held[light] += 1
+    # --- the cost ---------------------------------------------------------------------------------------------
 
-    def may_move(self, shard: int, holder: WorkerId, light: WorkerId) -> bool:
-        """One move per shard at a time, only from a pair of complete copies, never onto its partner's node."""
-        owner, backups = self.owners[shard], self.backups[shard]
-        if len(backups) > 1 or backups[0] not in self.complete[shard] or light in (owner, *backups):
-            return False
-        partner = backups[0] if holder == owner else owner
-        return not self.several_nodes or self.nodes[light] != self.nodes[partner]
+    def cost_of(self, pair: Pair) -> int:
+        """What one more shard on this pair adds to the cost."""
+        owner, backup = pair
+        cost = LOAD * (2 * self.owned[owner] + 2 * self.held[owner] + 2 * self.held[backup] + 3)
+        one_node = self.several_nodes and self.nodes[owner] == self.nodes[backup]
+        return cost + 2 * self.together[pair] + 1 + ONE_NODE * one_node
+
+    def count(self, where: tuple[WorkerId] | Pair, sign: int) -> None:
+        self.owned[where[0]] += sign
+        for worker in where:
+            self.held[worker] += sign
+        if len(where) == 2:
+            self.together[where] += sign
+
+    def name(self, shard: int, pair: Pair) -> None:
+        if shard in self.pairs:
+            self.count(self.pairs[shard], -1)
+        self.pairs[shard] = pair
+        self.count(pair, +1)
+
+    # --- choices ------------------------------------------------------------------------------------------------
+
+    def better(self, shard: int, choices: Iterable[Pair], by: int = 1) -> Pair | None:
+        """The cheapest of these pairs, if it is cheaper than the shard's own by so much."""
+        own = self.pairs[shard]
+        self.count(own, -1)
+        best = min(choices, key=lambda pair: (self.cost_of(pair), pair), default=own)
+        gain = self.cost_of(own) - self.cost_of(best)
+        self.count(own, +1)
+        return best if gain >= by else None
+
+    def improve(self) -> None:
+        """Choose among complete copies until no single choice is cheaper. Every change lowers the cost."""
+        improved = True
+        while improved:
+            improved = False
+            for shard, own in self.pairs.items():
+                if own[1] in self.complete[shard]:
+                    choices = list(permutations(sorted(self.complete[shard]), 2))
+                else:  # the only complete copy owns it; anybody may be filled
+                    choices = [(own[0], w) for w in self.workers if w != own[0]]
+                if (pair := self.better(shard, choices)) is not None:
+                    self.name(shard, pair)
+                    improved = True
+
+    def fill(self) -> None:
+        """A backup for every shard that has but one copy."""
+        for shard, owner in sorted(self.alone.items()):
+            self.count((owner,), -1)
+            choices = [(owner, w) for w in self.workers if w != owner]
+            self.name(shard, min(choices, key=lambda pair: (self.cost_of(pair), pair)))
+        self.alone.clear()
+
+    def with_moves(self) -> tuple[ShardPlan, ...]:
+        """The plan of what is named now, and a second backup where a copy is worth moving: one move per shard."""
+        named = dict(self.pairs)
+        moves: dict[int, WorkerId] = {}
+        settled = False
+        while not settled:
+            settled = True
+            for shard, (owner, backup) in named.items():
+                if shard in moves or backup not in self.complete[shard]:
+                    continue
+                others = [w for w in self.workers if w not in self.complete[shard]]
+                choices = [pair for w in others for pair in ((owner, w), (w, backup), (w, owner), (backup, w))]
+                if (pair := self.better(shard, choices, by=LOAD)) is not None:
+                    (moves[shard],) = set(pair) - {owner, backup}
+                    self.name(shard, pair)
+                    settled = False
+        return tuple(self.plan(shard, named[shard], moves.get(shard)) for shard in range(len(named)))
+
+    def plan(self, shard: int, pair: Pair, second: WorkerId | None) -> ShardPlan:
+        owner, backup = pair
+        backups = (backup,) if second is None else (backup, second)
+        return ShardPlan(owner, backups, tuple(w for w in backups if w not in self.complete[shard]))

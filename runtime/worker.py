@@ -44,6 +44,7 @@ from runtime.recipe import GuardedRecipe, build_recipe
 from runtime.recipe_checks import check_recipe, group_names, group_options
 from runtime.saving import Saver
 from runtime.schedule import lr_ratio
+from runtime.shards.holding import optimizer_variant
 from runtime.shards.layout import UNIT, FlatLayout, flat_layout
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import JobFacts, StepTransaction
@@ -162,8 +163,8 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     shards = TokenShards(Path(job["data"]["path"]), "train")
     seed = job["data"].get("shuffle_seed")
     stream = SampleStream(shards, job["data"]["seq_len"], train.seed if seed is None else seed)
-    if job["recipe"] is None and job["model"].get("vocab_size") is None:
-        job = {**job, "model": {**job["model"], "vocab_size": shards.vocab_size}}
+    if job["recipe"] is None:
+        job = {**job, "model": with_vocabulary(job["model"], shards)}
     recipe = build_recipe(job["recipe"], job)
     model = recipe.build_model()
     groups = recipe.param_groups(model)
@@ -172,7 +173,18 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     check_recipe(recipe, model, batch, train.seed)
     options = group_options(groups)
     micro_batches = MicroBatches(recipe, model, layout, stream, train)
-    return Built(recipe, layout, micro_batches, options, numerics_class(train), probe(micro_batches, layout))
+    numerics = numerics_class(train, optimizer_variant(recipe.optimizer, options))
+    return Built(recipe, layout, micro_batches, options, numerics, probe(micro_batches, layout))
+
+
+def with_vocabulary(model: Mapping[str, Any], shards: TokenShards) -> dict[str, Any]:
+    """The built-in model's section, its vocabulary the tokenizer's if it names none."""
+    size = model.get("vocab_size")
+    if size is not None and size < shards.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size: {size} is less than the {shards.vocab_size} of {shards.directory}; leave it away"
+        )
+    return {**model, "vocab_size": size if size is not None else shards.vocab_size}
 
 
 def shipped_buffers(checkpoints: Path) -> dict[str, torch.Tensor]:

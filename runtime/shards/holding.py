@@ -13,6 +13,7 @@ import torch
 
 from dataloader.errors import InternalError, PeerError, RecipeError
 from runtime.guard import Verdict
+from runtime.recipe import user_code
 from runtime.shards.layout import UNIT, FlatLayout
 from runtime.shards.state import HoldingState, PieceState
 
@@ -68,7 +69,7 @@ class Holding:
                 if "lr" in initial:
                     group["lr"] = float(initial["lr"]) * verdict.lr_ratio
             first = not self._optimizer.state
-            with torch.no_grad():
+            with torch.no_grad(), user_code("of this job", "optimizer.step"):
                 self._optimizer.step()
             if first:
                 self._refuse_kept_gradients()
