@@ -15,14 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol, TypeAlias
-
-from rich.console import Console
-from rich.live import Live
+from typing import Any, Literal, TypeAlias
 
 from elastic.record_lines import Tail, read_events
 from elastic.rundir import RunDirectory, holder
-from elastic.view import RunView, event_line, event_text, record_line
+from elastic.screen import Screen, screen_for
+from elastic.view import RunView
 
 POLL_SECONDS = 0.1
 JOB_EXIT_CODES = (0, 2, 3, 130)
@@ -79,74 +77,6 @@ class Child:
     def interrupt(self) -> None:
         if self.alive():
             self.process.send_signal(signal.SIGINT)
-
-
-# --- screens -------------------------------------------------------------------------------------------------
-
-
-class Screen(Protocol):
-    def __enter__(self) -> Screen: ...
-    def __exit__(self, *_: object) -> None: ...
-    def record(self, record: Mapping[str, Any]) -> None: ...
-    def event(self, event: Mapping[str, Any]) -> None: ...
-    def say(self, text: str) -> None: ...
-    def refresh(self) -> None: ...
-
-
-class LiveScreen:
-    """The live picture at the bottom of a terminal; events scroll by above it."""
-
-    def __init__(self, view: RunView, console: Console) -> None:
-        self._live = Live(view, console=console, auto_refresh=False, transient=False)
-
-    def __enter__(self) -> LiveScreen:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Shown by the picture."""
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        self._live.console.print(event_text(event))
-
-    def say(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
-    def refresh(self) -> None:
-        self._live.refresh()
-
-
-class PlainScreen:
-    """One line per step and per event, for pipes and files."""
-
-    def __init__(self, view: RunView) -> None:
-        self._view = view
-
-    def __enter__(self) -> PlainScreen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        self.say(record_line(record, self._view.steps))
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        self.say(event_line(event))
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def refresh(self) -> None:
-        """Lines are written as they come."""
-
-
-def screen_for(view: RunView) -> Screen:
-    console = Console()
-    return LiveScreen(view, console) if console.is_terminal else PlainScreen(view)
 
 
 # --- following -----------------------------------------------------------------------------------------------
