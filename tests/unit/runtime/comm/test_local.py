@@ -187,10 +187,12 @@ def test_the_directory_is_private_short_and_removed():
     with private_directory() as directory:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert len(os.fsencode(directory / "worker-12345.socket")) < local.PATH_LIMIT_BYTES
-        (directory / "something").touch()
-        with private_directory() as other:
-            assert directory.is_dir()  # in use, so not swept
-            assert other != directory
+        with socket.socket(socket.AF_UNIX) as agent, private_directory() as empty:
+            agent.bind(str(directory / "agent"))
+            with private_directory() as other:  # these two are in use, so not swept
+                assert len({directory, empty, other}) == 3
+                assert (directory / "agent").is_socket()
+                assert empty.is_dir()
     assert not directory.exists()
 
 
