@@ -1,0 +1,196 @@
+"""The node agent as a Ray actor: gives the agent its controller, and the controller its agent.
+
+Rules of this room: `report` and `introduce` don't wait for the controller. What it didn't get is noticed afterwards,
+on a thread of its own; then the agent introduces itself until somebody hears it, and says again what must not be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from dataloader.errors import EverstepError
+from elastic import messages as m
+from elastic.agent import Agent, AgentFacts
+from elastic.cluster.fate import die_with_raylet
+from elastic.cluster.names import CONTROLLER, log_to
+from elastic.wire import KEPT_KINDS, Plain, event_to_plain
+from runtime.config import TrainConfig
+
+AGENT_OPTIONS: dict[str, Any] = {
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "max_task_retries": 0,
+    "lifetime": "detached",
+    "concurrency_groups": {"watch": 2, "urgent": 2},
+}
+CHECK_PERIOD_SECONDS = 0.5
+
+log = logging.getLogger("everstep.agent")
+
+
+class Relay:
+    """The controller, as its agent reaches it: calls that nobody waits for, looked after by `look_after`."""
+
+    def __init__(self, slot: int) -> None:
+        self._slot = slot
+        self._lock = threading.Lock()
+        self._handle: Any = None
+        self._introduction: Any = None  # the call under way
+        self._calls: list[tuple[Any, list[Plain]]] = []  # with events that must not be lost
+        self._last: Any = None
+
+    def introduce(self, event: Plain, contact: Plain) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        with self._lock:
+            self._introduction = self._controller().introduce.remote(event, {**contact, "node_id": node_id})
+
+    def report(self, events: list[Plain]) -> None:
+        call = self._controller().report.remote(self._slot, events)
+        kept = [event for event in events if event["kind"] in KEPT_KINDS]
+        with self._lock:
+            self._last = call
+            if kept:
+                self._calls.append((call, kept))
+
+    def look_after(self, agent: Agent, ended: threading.Event) -> None:
+        """A thread's work: introduce the agent, and whenever a call has failed introduce it again."""
+        heard, lost = False, []
+        while not ended.is_set():
+            with self._lock:
+                introduction, last = self._introduction, self._last
+                calls, self._calls = self._calls, []
+            open_calls = []
+            for call, kept in calls:
+                state = _outcome(call)
+                if state is None:
+                    open_calls.append((call, kept))
+                elif not state:
+                    lost += kept
+                    heard = False
+            with self._lock:
+                self._calls = open_calls + self._calls
+            if heard and _outcome(last) is False:
+                heard = False
+            if not heard:
+                answer = _outcome(introduction) if introduction is not None else False
+                if answer:
+                    agent.report_again(lost)
+                    heard, lost = True, []
+                elif answer is False:
+                    self._call_in(agent)
+            ended.wait(CHECK_PERIOD_SECONDS)
+
+    def _call_in(self, agent: Agent) -> None:
+        with contextlib.suppress(ValueError):  # no controller of that name now
+            self._controller()
+            agent.introduce()
+
+    def _controller(self) -> Any:
+        if self._handle is None:
+            self._handle = ray.get_actor(CONTROLLER)
+        return self._handle
+
+
+def _outcome(call: Any) -> bool | None:
+    """Did the call reach the controller? None: not known yet."""
+    if call is None:
+        return None
+    done, _ = ray.wait([call], timeout=0)
+    if not done:
+        return None
+    try:
+        ray.get(call)
+    except ray.exceptions.RayActorError:
+        return False
+    except ray.exceptions.RayError as error:
+        log.error("the controller refused a call: %s", error)
+    return True
+
+
+class AgentActor:
+    """`facts`: slot, run_dir, job, secret, host, strict_port, local, directory (to work in). Plain values."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        die_with_raylet(facts["local"])
+        run_dir = Path(facts["run_dir"])
+        log_to(run_dir / "logs" / f"agent-{facts['slot']}.log")
+        with contextlib.suppress(OSError):  # on another host it may not be there
+            os.chdir(facts["directory"])
+        self._ended = threading.Event()
+        self._watched = threading.Condition()
+        self._watches = 0
+        self._agent: Agent | None = None
+        relay = Relay(facts["slot"])
+        train = TrainConfig.model_validate(facts["job"]["train"])
+        metrics = facts["job"]["metrics"]
+        first_life = not ray.get_runtime_context().was_current_actor_reconstructed
+        try:
+            self._agent = Agent(
+                AgentFacts(
+                    slot=facts["slot"],
+                    run_dir=run_dir,
+                    job=facts["job"],
+                    secret=facts["secret"],
+                    host=facts["host"] or str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
+                    metrics_host=metrics["host"],
+                    metrics_port=metrics["port"] and metrics["port"] + facts["slot"],
+                    strict_port=facts["strict_port"] and first_life,
+                ),
+                relay,
+                lambda: _environment(train),
+            )
+        except EverstepError as error:
+            log.error("%s", error)
+            relay.report([event_to_plain(m.WorkerFailed(-1, str(error), True))])
+            return
+        self._agent.start()
+        threading.Thread(target=relay.look_after, args=(self._agent, self._ended), name="relay", daemon=True).start()
+
+    def deliver(self, actions: list[Plain]) -> None:
+        if self._agent is not None:
+            self._agent.deliver(actions)
+
+    def introduce(self) -> None:
+        """A new controller asks."""
+        if self._agent is not None:
+            self._agent.introduce()
+
+    @ray.method(concurrency_group="watch")
+    def wait_closed(self, instance: str) -> str:
+        """Never returns while this agent lives and nobody else watches: it is the call's failure that tells."""
+        if self._agent is None or instance != self._agent.instance:
+            return "gone"
+        with self._watched:
+            self._watches += 1
+            mine = self._watches
+            self._watched.notify_all()
+            while mine == self._watches:
+                self._watched.wait()
+        return "superseded"
+
+    @ray.method(concurrency_group="urgent")
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @ray.method(concurrency_group="urgent")
+    def close(self, grace_seconds: float) -> tuple[int, str]:
+        """End all workers; the agent's pid and Ray node. The actor itself is for the caller to kill."""
+        self._ended.set()
+        if self._agent is not None and not self._agent.close(grace_seconds):
+            log.error("workers of slot %s did not end in time", self._agent.facts.slot)
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+
+def _environment(train: TrainConfig) -> Mapping[str, str]:
+    from runtime.numerics import environment  # brings in torch, so on the thread that forks
+
+    return environment(train)

@@ -1,0 +1,146 @@
+"""The job process: `python -m elastic.job RUN [--address ADDR] [--resume]`, in a session of its own.
+
+It holds the run directory's lock for as long as the job lives, brings up Ray and the controller, waits for the end and
+leaves nothing behind, whatever the end is. It decides nothing about training.
+
+    SIGINT, SIGTERM   stop at the next step with a checkpoint; a second one: end at once
+    exit codes        0 done, 2 can't begin, 3 failed, 130 stopped
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from dataloader.errors import EverstepError
+from elastic import durable
+from elastic.config import JobConfig, stored_job
+from elastic.record_lines import read_events, read_ledger
+from elastic.records import EventLog
+from elastic.rundir import RunDirectory, hold, open_run, write_atomic
+
+if TYPE_CHECKING:
+    from elastic.cluster.session import Ended
+
+EXIT_CODES = {"done": 0, "failed": 3, "stopped": 130}
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 2.0
+AT_ONCE = "ended at once by a second signal; resume with --resume"
+
+
+class Signals:
+    """How often somebody asked for the end. Nothing is done inside a handler."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def install(self) -> None:
+        """Ray installs handlers of its own when it starts, so this is called again after that."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._noted)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _noted(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one job to its end; the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m elastic.job")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--address", default="local")
+    parser.add_argument("--resume", action="store_true")
+    parsed = parser.parse_args(arguments)
+    signals = Signals()
+    signals.install()
+    try:
+        run = open_run(parsed.run.resolve())
+        with hold(run):
+            return run_job(run, stored_job(run.job), parsed.address, parsed.resume, signals)
+    except EverstepError as error:
+        print(f"everstep: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def run_job(run: RunDirectory, job: JobConfig, address: str, resume: bool, signals: Signals) -> int:
+    """The job in a run directory whose lock is held. Its end is written down here if the controller hasn't done it."""
+    begun = time.time()
+    code = 3
+    try:
+        durable.begin(run, job.faults, resume)
+        ended = _live(run, job, address, signals)
+        state, reason, code = ended.state, ended.reason, EXIT_CODES[ended.state]
+    except EverstepError as error:
+        state, reason, code = "failed", str(error), error.exit_code
+    except Exception as error:  # the process's edge
+        traceback.print_exc()
+        state, reason = "failed", f"the job process failed: {type(error).__name__}: {error}; see {run.job_log}"
+    _write_end(run, state, reason, begun)
+    if state == "failed":
+        print(f"everstep: {reason}", file=sys.stderr, flush=True)
+    return code
+
+
+def _live(run: RunDirectory, job: JobConfig, address: str, signals: Signals) -> Ended:
+    from elastic.cluster import engine, names, placement  # Ray: seconds, so not before the lock is held
+    from elastic.cluster.session import Session
+
+    run_id = secrets.token_hex(5)
+    cpus = placement.cpus_per_node(job)
+    with engine.open_ray(address, names.namespace(run_id), cpus, job.cluster.nodes) as ray_engine:
+        signals.install()
+        session = Session(ray_engine, run, job, run_id)
+        try:
+            session.begin()
+            contact: dict[str, Any] = {**ray_engine.contact(), "controller": names.CONTROLLER, "pid": os.getpid()}
+            write_atomic(run.cluster, json.dumps(contact).encode(), durable=False)
+            ended, grace_seconds = _wait(session, signals)
+        except BaseException:
+            session.end(0.0)
+            raise
+        finally:
+            run.cluster.unlink(missing_ok=True)
+        session.end(grace_seconds)
+        return ended
+
+
+def _wait(session: Any, signals: Signals) -> tuple[Ended, float]:
+    """How the job ended, and how long its workers may take to follow."""
+    from elastic.cluster.session import Ended
+
+    asked = False
+    while True:
+        if signals.count >= 2:
+            return Ended("stopped", AT_ONCE), 0.0
+        if signals.count and not asked:
+            asked = True
+            session.stop()
+        ended = session.wait(POLL_SECONDS)
+        if ended is not None:
+            return ended, GRACE_SECONDS
+
+
+def _write_end(run: RunDirectory, state: str, reason: str, since: float) -> None:
+    """`run_ended` is the last event of every job that was not killed. The controller writes it where there is one."""
+    with contextlib.suppress(EverstepError):
+        if any(event["kind"] == "run_ended" and event["time"] >= since for event in read_events(run.events)):
+            return
+        records = read_ledger(run.ledger)
+        place = {"step": len(records), "generation": records[-1].generation if records else 0}
+        with EventLog(run.events) as events:
+            events.append("run_ended", time=time.time(), **place, state=state, reason=reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
