@@ -149,19 +149,13 @@ class Decoder:
         Raises PeerError where they are malformed, after it has appended what came before. The stream ends there.
         """
         self._frames = frames
-        if self._direct:
-            self._fill(count)
-        else:
-            at = 0
-            while at < count:
-                taken = min(count - at, self._size - self._have)
-                data = self._staging[at : at + taken]
-                if taken == self._size and self._taker is not Decoder._take_payload:
-                    self._taker(self, data)
-                else:
-                    self._begun()[self._have : self._have + taken] = data
-                    self._fill(taken)
-                at += taken
+        try:
+            if self._direct:
+                self._fill(count)
+            else:
+                self._split(count)
+        finally:
+            self._frames = []  # or the last payload would be kept alive from here
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """`target` and `advance` for bytes that are at hand already."""
@@ -174,6 +168,18 @@ class Decoder:
             self.advance(count, frames)
             rest = rest[count:]
         return frames
+
+    def _split(self, count: int) -> None:
+        at = 0
+        while at < count:
+            taken = min(count - at, self._size - self._have)
+            data = self._staging[at : at + taken]
+            if taken == self._size and self._taker is not Decoder._take_payload:
+                self._taker(self, data)
+            else:
+                self._begun()[self._have : self._have + taken] = data
+                self._fill(taken)
+            at += taken
 
     def _begun(self) -> memoryview:
         if self._piece is None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dataloader.errors import InternalError, PeerError
 from runtime.comm import frames
+from runtime.comm.buffers import PayloadBuffers
 from runtime.comm.frames import HEADER, Decoder, encode, pack_plain, unpack_plain
 from runtime.protocol import Ballot, Frame, FrameKind
 
@@ -206,3 +207,13 @@ def test_a_payload_is_not_copied_when_encoded():
     parts = encode(Frame(FrameKind.GRADIENT, Ballot(1, 1), 0, 0, None, [payload]))
     payload[:] = b"after!"
     assert bytes(parts[1]) == b"after!"
+
+
+def test_the_decoder_keeps_no_payload_alive():
+    buffers = PayloadBuffers(1 << 20)
+    decoder = Decoder(buffers=buffers)
+    got = decoder.feed(wire(Frame(FrameKind.GRADIENT, Ballot(1, 1), 0, 0, None, bytes(1 << 17))))
+    assert len(got) == 1
+    assert buffers.idle_bytes == 0
+    del got
+    assert buffers.idle_bytes == 1 << 17
