@@ -173,6 +173,7 @@ class Controller:
     def think(self) -> None:
         """Do whatever is due, now that something has changed."""
         if self.ended is None:
+            self.start_missing()
             self.initialise()
             self.evict_the_gone()
             if self.ballots.asking is not None:
@@ -265,13 +266,21 @@ class Controller:
                 return
         known.state = WorkerState.DEAD
         self.gone(worker, reason, time, notice)
-        node = self.roster.nodes[known.node]
-        if node.alive and len(self.roster.living()) < self.roster.wanted():
+        self.act(m.PublishStatus())
+
+    def start_missing(self) -> None:
+        """Replace who died, also who died with its node or while no controller looked."""
+        if self.still_returning():
+            return
+        while (node := self.roster.wanting()) is not None:
             replacement = self.roster.new_worker_id()
             self.persist()
             self.roster.add_worker(replacement, node)
             self.act(m.StartWorker(node.slot, replacement))
-        self.act(m.PublishStatus())
+
+    def still_returning(self) -> bool:
+        """A new incarnation waits for the agents that its predecessor had, but not for ever."""
+        return bool(self.returning) and self.now - self.started < RETURN_PATIENCE_SECONDS
 
     def gone(self, worker: WorkerId, reason: str, time: float | None, notice: str) -> None:
         """Fenced: dead for good. Its work is given away only now (rule 11)."""
@@ -326,11 +335,11 @@ class Controller:
     def ballot_due(self) -> bool:
         if self.chronicle.checkpoint is None:
             return False
-        if self.returning and self.now - self.started < RETURN_PATIENCE_SECONDS:
+        if self.still_returning():
             return False
         if not self.ballots.members:
             return self.may_start()
-        if not self.cause and self.joiners() and self.join_at is not None and self.now >= self.join_at:
+        if not self.cause and self.joiners() and (self.join_at is None or self.now >= self.join_at):
             self.cause = "join"
         if not self.cause and self.ballots.settled() and not self.ballots.unfilled and self.ballots.moving():
             self.cause = "copies are filled"
@@ -339,11 +348,13 @@ class Controller:
         return bool(self.cause)
 
     def may_start(self) -> bool:
+        """With the job's first workers, or with fewer when one of them takes too long."""
         self.cause = self.cause or "start"
-        ready = len(self.roster.ready())
-        if ready >= min(self.facts.nodes * self.facts.workers_per_node, self.facts.logical_ranks):
-            return True
-        return ready >= self.facts.min_workers and self.now - self.started > START_PATIENCE_SECONDS
+        ready = {w.id for w in self.roster.ready()}
+        if self.now - self.started > START_PATIENCE_SECONDS:
+            return len(ready) >= self.facts.min_workers
+        awaited = {w for w in self.roster.first if w not in self.roster.workers or self.roster.lives(w)}
+        return ready >= awaited and len(ready) >= min(len(self.roster.first), self.facts.logical_ranks)
 
     def target(self) -> int:
         """How many members the job wants, of those that could be."""
@@ -470,10 +481,13 @@ class Controller:
             self.act(m.AppendEvent("recovery", figures))
 
     def settled(self) -> bool:
-        """Nothing under way: everyone expected is a member, every copy is filled, none is moving."""
+        """Nothing under way: everyone expected is a member, every copy is filled, none is moving.
+
+        A recovery may still be open: at a gate nobody computes what it handed over.
+        """
         return (
             self.ballots.settled()
-            and not (self.cause or self.ballots.unfilled or self.returning or self.costs.now)
+            and not (self.cause or self.ballots.unfilled or self.returning)
             and not self.ballots.moving()
             and all(w.state is WorkerState.READY for w in self.roster.living())
             and len(self.ballots.members) >= min(self.target(), len(self.roster.ready()))
@@ -538,11 +552,15 @@ class Controller:
             if self.settled() and has_acted(waited, self.roster, self.ballots.incarnation):
                 waited.state = "over"
                 self.persist()
-                if self.schedule.released(waited.at_step):
-                    for worker in sorted(self.ballots.members):
-                        self.to_worker(worker, {"kind": "release", "step": waited.at_step})
+                self.release(waited.at_step)
         while (due := self.schedule.due(self.chronicle.ledger_next)) is not None:
             self.inject(due.fault, due)
+
+    def release(self, step: int) -> None:
+        """The boundary before this step, if nothing holds it any more."""
+        if self.schedule.released(step):
+            for worker in sorted(self.ballots.members):
+                self.to_worker(worker, {"kind": "release", "step": step})
 
     def fault_requested(self, text: str) -> None:
         try:
@@ -564,6 +582,8 @@ class Controller:
         self.persist()
         if isinstance(action, str):
             self.act(m.AppendEvent("fault_skipped", {**facts, "reason": action}))
+            if scheduled is not None and scheduled.wait:
+                self.release(scheduled.at_step)
             return
         self.act(m.AppendEvent("fault_injected", facts))
         if action is not None:
@@ -595,6 +615,6 @@ class Controller:
 
 def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, Any]:
     """What a job that resumes a run keeps of its last controller: the numbers given out, the faults already done."""
-    roster = {**durable["roster"], "slots": [], "reserved": [], "nodes": []}
+    roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
     faults = durable["faults"] if same_faults else []
     return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False}

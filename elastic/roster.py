@@ -8,6 +8,7 @@ life of the agent in a slot, so an agent that comes back is a new node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,6 +58,7 @@ class Roster:
     next_node: NodeId = 0
     slots: set[int] = field(default_factory=set)  # where an agent is wanted
     reserved: dict[int, tuple[NodeId, list[WorkerId]]] = field(default_factory=dict)  # slot -> its first node's numbers
+    first: list[WorkerId] = field(default_factory=list)  # the workers that the job starts with, standbys not among them
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ class Roster:
         for slot in range(nodes):
             workers = [self.new_worker_id() for _ in range(self.workers_per_node)]
             self.reserved[slot] = (self.next_node, workers)
+            self.first += workers
             self.next_node += 1
             self.slots.add(slot)
         for standby in range(self.standbys):
@@ -122,6 +125,15 @@ class Roster:
         """How many workers the living nodes should run, standbys included."""
         return self.living_nodes() * self.workers_per_node + self.standbys
 
+    def wanting(self) -> Node | None:
+        """The node with the fewest workers, if there are too few in all; those reserved are about to come."""
+        coming = sum(len(workers) - self.workers_per_node for _, workers in self.reserved.values())
+        nodes = [node for node in self.nodes.values() if node.alive]
+        if not nodes or len(self.living()) + coming >= self.wanted():
+            return None
+        load = Counter(worker.node for worker in self.living())
+        return min(nodes, key=lambda node: (load[node.id], node.id))
+
     def living_nodes(self) -> int:
         return sum(n.alive for n in self.nodes.values())
 
@@ -148,13 +160,14 @@ class Roster:
             "next_worker": self.next_worker,
             "next_node": self.next_node,
             "slots": sorted(self.slots),
+            "first": list(self.first),
             "reserved": [[slot, node, list(workers)] for slot, (node, workers) in sorted(self.reserved.items())],
             "nodes": [[n.id, n.slot, n.instance, n.alive] for n in self.nodes.values()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.next_worker, self.next_node = state["next_worker"], state["next_node"]
-        self.slots = set(state["slots"])
+        self.slots, self.first = set(state["slots"]), list(state["first"])
         self.reserved = {slot: (node, list(workers)) for slot, node, workers in state["reserved"]}
         self.nodes = {n: Node(n, slot, instance, alive=alive) for n, slot, instance, alive in state["nodes"]}
 

@@ -64,6 +64,7 @@ class Driver:
         self.computed_in_step = (-1, 0)
         self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
         self.bytes_moved = 0
+        self.links = total(mesh.counters)  # as of the last plan
         self.handed_over: set[int] = set()
         self.resumed_at = 0.0
         self.leaving = False
@@ -207,7 +208,6 @@ class Driver:
         before, step = self.tx.plan, self.tx.step
         had = self.tx.assigned() if before is not None and step < before.stop_at else set()
         waiting = not self.compute.busy
-        links = total(self.mesh.counters)
         actions = self.tx.on_plan(plan)
         if self.tx.plan is not plan:
             return
@@ -230,9 +230,10 @@ class Driver:
             "PlanInstalled",
             ballot=list(plan.ballot),
             waiting=waiting,
-            links_opened=after.links_opened - links.links_opened,
-            links_closed=after.links_closed - links.links_closed,
+            links_opened=after.links_opened - self.links.links_opened,
+            links_closed=after.links_closed - self.links.links_closed,
         )
+        self.links = after
         if plan.ids()[0] == self.tx.worker:
             self.tell_unacknowledged()
 
