@@ -93,12 +93,12 @@ def run_job(run: RunDirectory, job: JobConfig, address: str, resume: bool, signa
 
 
 def _live(run: RunDirectory, job: JobConfig, address: str, signals: Signals) -> Ended:
-    from elastic.cluster import engine, names, placement  # Ray: seconds, so not before the lock is held
-    from elastic.cluster.session import Session
+    from elastic.cluster import engine, names
 
     run_id = secrets.token_hex(5)
-    cpus = placement.cpus_per_node(job)
-    with engine.open_ray(address, names.namespace(run_id), cpus, job.cluster.nodes) as ray_engine:
+    with engine.open_ray(address, names.namespace(run_id), job) as ray_engine:
+        from elastic.cluster.session import Session  # after the token is in place: see engine.py
+
         signals.install()
         session = Session(ray_engine, run, job, run_id)
         try:

@@ -29,7 +29,6 @@ AGENT_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
     "max_restarts": -1,
     "max_task_retries": 0,
-    "lifetime": "detached",
     "concurrency_groups": {"watch": 2, "urgent": 2},
 }
 CHECK_PERIOD_SECONDS = 0.5

@@ -43,7 +43,6 @@ CONTROLLER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
     "max_restarts": -1,
     "max_task_retries": 0,
-    "lifetime": "detached",
     "concurrency_groups": {"watch": 2},
 }
 LOCK_CHECK_SECONDS = 1.0
@@ -240,12 +239,12 @@ class ControllerActor:
             **{name: self._facts[name] for name in ("secret", "host", "local", "directory")},
         }
         options = {
-            **AGENT_OPTIONS,
             "name": agent_name(slot),
+            "lifetime": "detached",
             "get_if_exists": True,
             "scheduling_strategy": placement.strategy(self._facts["namespace"], self._job, slot),
         }
-        self._contacts[slot] = Contact(ray.remote(AgentActor).options(**options).remote(facts))
+        self._contacts[slot] = Contact(ray.remote(**AGENT_OPTIONS)(AgentActor).options(**options).remote(facts))
 
     def deliver(self, slot: int, actions: list[Plain]) -> None:
         contact = self._contacts.get(slot)

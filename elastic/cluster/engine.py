@@ -3,7 +3,8 @@
 Rules of this room:
 - a local Ray has a private directory (token, sockets, logs), removed at the end; what killed jobs left is swept;
 - its CPUs are numbers, not cores: as many as the job asks for, and room for nodes that join later;
-- token authentication is on before Ray is imported, and the token never leaves its file;
+- token authentication is on before Ray is imported, which reads it once; so Ray is imported in functions, and this
+  room's other modules after one of them. The token never leaves its file;
 - the current directory is not on anyone's import path.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloader.errors import HostError
+from elastic.config import JobConfig
 
 PREFIX = "everstep-ray-"
 BASE_LIMIT_BYTES = 24  # Ray puts sockets some 80 bytes below, and the kernel allows 107
@@ -53,7 +56,7 @@ class Engine:
 
 
 @contextlib.contextmanager
-def local_ray(namespace: str, cpus_per_node: int, nodes: int) -> Iterator[Engine]:
+def local_ray(namespace: str, cpus: int) -> Iterator[Engine]:
     """Start Ray; it ends with the block, and with this process however that ends. Raises HostError."""
     with _private_directory() as directory, _surroundings(directory):
         token = directory / "token"
@@ -67,7 +70,7 @@ def local_ray(namespace: str, cpus_per_node: int, nodes: int) -> Iterator[Engine
             ray.init(
                 address="local",
                 namespace=namespace,
-                num_cpus=cpus_per_node * (nodes + SPARE_NODES),
+                num_cpus=cpus,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -106,9 +109,17 @@ def connected_ray(address: str, namespace: str, token_path: str | None = None) -
         ray.shutdown()
 
 
-def open_ray(address: str, namespace: str, cpus_per_node: int, nodes: int) -> contextlib.AbstractContextManager[Engine]:
+def open_ray(address: str, namespace: str, job: JobConfig) -> contextlib.AbstractContextManager[Engine]:
     """`address`: local, auto, or a cluster's."""
-    return local_ray(namespace, cpus_per_node, nodes) if address == "local" else connected_ray(address, namespace)
+    if address == "local":
+        return local_ray(namespace, cpus_per_node(job) * (job.cluster.nodes + SPARE_NODES))
+    return connected_ray(address, namespace)
+
+
+def cpus_per_node(job: JobConfig) -> int:
+    """Logical CPUs of one agent's workers."""
+    workers = job.cluster.workers_per_node + math.ceil(job.cluster.standbys / job.cluster.nodes)
+    return workers * job.train.threads_per_worker
 
 
 def _token_at_hand() -> bool:

@@ -7,7 +7,6 @@ and detached, so a controller that comes back finds them and whoever cleans up r
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import Any
 
 import ray
@@ -15,15 +14,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dataloader.errors import HostError
+from elastic.cluster.engine import cpus_per_node
 from elastic.config import JobConfig
 
 PLACING_PATIENCE_SECONDS = 300.0  # an autoscaler may have to bring hosts up
-
-
-def cpus_per_node(job: JobConfig) -> int:
-    """Logical CPUs of one agent's workers."""
-    workers = job.cluster.workers_per_node + math.ceil(job.cluster.standbys / job.cluster.nodes)
-    return workers * job.train.threads_per_worker
 
 
 def place_first(namespace: str, job: JobConfig) -> None:

@@ -52,8 +52,9 @@ class Session:
         }
         # On this host, where the run directory is; elsewhere only if this host is lost.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        options = {**CONTROLLER_OPTIONS, "name": CONTROLLER, "scheduling_strategy": here}
-        self._controller = ray.remote(ControllerActor).options(**options).remote(facts)
+        actor = ray.remote(**CONTROLLER_OPTIONS)(ControllerActor)
+        named = actor.options(name=CONTROLLER, lifetime="detached", scheduling_strategy=here)
+        self._controller = named.remote(facts)
 
     def wait(self, seconds: float) -> Ended | None:
         """The job's end, if it comes within so many seconds. Sees a controller through its restarts."""
