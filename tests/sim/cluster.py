@@ -1,0 +1,357 @@
+"""What stands between the controller and the workers: the shell around the controller, the node agents, the disk.
+
+The shell executes actions strictly in order, and may die between any two. Messages from one controller incarnation to
+one agent keep their order, as do those from an agent to the controller; nothing else does, so asks and plans of a
+dead controller may arrive long after its successor's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastic import messages as m
+from elastic.controller import Controller
+from elastic.wire import event_from_plain, from_worker
+from runtime.protocol import StepRecord, WorkerId
+from tests.sim.values import digest_of
+from tests.sim.worker import SimWorker
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+@dataclass
+class Disk:
+    """What survives everything."""
+
+    controller: str | None = None
+    incarnations: int = 0
+    ledger: list[StepRecord] = field(default_factory=list)
+    events: list[tuple[float, str, Mapping[str, Any]]] = field(default_factory=list)
+    shards: dict[tuple[int, int], int] = field(default_factory=dict)
+    manifests: dict[int, dict[int, str]] = field(default_factory=dict)
+    weights: tuple[int, tuple[int, ...]] | None = None
+
+    def write_shard(self, version: int, shard: int, state: int) -> dict[str, Any]:
+        self.shards[version, shard] = state
+        return {"shard": shard, "digest": digest_of(state).hex()}
+
+    def initialise(self, states: tuple[int, ...]) -> None:
+        entries = {shard: self.write_shard(0, shard, state)["digest"] for shard, state in enumerate(states)}
+        self.manifests[0] = entries
+
+    def publish(self, version: int, entries: Mapping[int, Mapping[str, Any]], keep: int) -> None:
+        self.manifests[version] = {shard: entry["digest"] for shard, entry in entries.items()}
+        for old in sorted(self.manifests)[:-keep]:
+            del self.manifests[old]
+            for key in [key for key in self.shards if key[0] == old]:
+                del self.shards[key]
+
+    def newest(self) -> int | None:
+        return max(self.manifests, default=None)
+
+
+@dataclass(eq=False)
+class SimAgent:
+    """One life of the agent in a slot."""
+
+    slot: int
+    instance: str
+    alive: bool = True
+    deserted: bool = False  # the shell has given it up; it doesn't know
+    workers: dict[WorkerId, SimWorker] = field(default_factory=dict)
+    infos: dict[WorkerId, m.WorkerInfo] = field(default_factory=dict)
+    starting: set[WorkerId] = field(default_factory=set)
+    linked: set[WorkerId] = field(default_factory=set)
+    up_last: float = 0.0
+    held_until: float = 0.0  # its words and what is told to it are under way until then
+    down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
+
+    def living(self) -> list[SimWorker]:
+        return [w for w in self.workers.values() if w.alive]
+
+    def introduction(self) -> m.AgentUp:
+        infos = tuple(
+            m.WorkerInfo(i.worker, i.pid, i.address, i.numerics, i.probe, i.worker in self.linked, 8)
+            for i in self.infos.values()
+            if self.workers[i.worker].alive
+        )
+        return m.AgentUp(self.slot, self.instance, f"host-{self.slot}", infos, tuple(sorted(self.starting)))
+
+
+class Cluster:
+    """Agents by slot, and the one controller."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.engine = world, world.engine
+        self.agents: dict[int, SimAgent] = {}
+        self.booting: set[int] = set()
+        self.away: set[int] = set()  # slots whose node stays away until it is wanted again
+        self.lives = 0
+        self.controller: Controller | None = None
+        self.incarnation = 0
+        self.deposed: dict[int, Controller] = {}  # that still think, cut off from the disk
+        self.restarting = False
+
+    # --- the controller ------------------------------------------------------------------------------------------
+
+    def start_controller(self) -> None:
+        self.restarting = False
+        disk, job = self.world.disk, self.world.job
+        disk.incarnations += 1
+        self.incarnation = disk.incarnations
+        ledger = disk.ledger
+        self.controller = Controller(
+            job.controller_facts(),
+            json.loads(disk.controller) if disk.controller is not None else None,
+            self.incarnation,
+            len(ledger),
+            lambda step: ledger[step].digest if step < len(ledger) and not job.sdc else None,
+            disk.newest(),
+        )
+        self.world.trace(f"controller {self.incarnation} starts")
+        self.execute(self.controller, self.incarnation, self.controller.start(self.engine.now))
+        if self.incarnation > 1:
+            for slot, agent in sorted(self.agents.items()):
+                if agent.alive and not agent.deserted:
+                    self.tell(agent, agent.introduction())
+                elif slot not in self.booting and slot not in self.away:
+                    self.engine.after(0.05, self.found_missing, slot)
+
+    def found_missing(self, slot: int) -> None:
+        agent = self.agents.get(slot)
+        if slot not in self.booting and (agent is None or not agent.alive or agent.deserted):
+            self.think(self.incarnation, m.AgentDown(slot, "", self.engine.now))
+
+    def kill_controller(self) -> None:
+        """Dead at once; another comes. What it has sent may still arrive. Some live on for a while, deposed."""
+        if self.controller is None:
+            return
+        self.world.trace(f"*** controller {self.incarnation} dies")
+        if self.engine.random.random() < 0.4:
+            self.deposed[self.incarnation] = self.controller
+        self.controller = None
+        if not self.restarting:
+            self.restarting = True
+            self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller)
+
+    def think(self, incarnation: int, event: m.Event) -> None:
+        """An event reaches the controller that it was meant for, if that is still there."""
+        controller = self.controller if incarnation == self.incarnation else self.deposed.get(incarnation)
+        if controller is None:
+            return
+        before = controller.ballots.plan
+        actions = controller.handle(event, self.engine.now)
+        plan = controller.ballots.plan
+        if plan is not before and plan is not None:
+            self.world.checks.planned(plan, current=controller is self.controller)
+        self.execute(controller, incarnation, actions)
+
+    def execute(self, controller: Controller, incarnation: int, actions: list[m.Action]) -> None:
+        for action in actions:
+            if controller is self.controller:
+                self.act(action)
+            elif incarnation in self.deposed:
+                if isinstance(action, m.ToWorker) and action.message["kind"] in ("ask", "plan"):
+                    self.to_worker(incarnation, action)
+                elif isinstance(action, m.Wake):
+                    self.engine.after(action.after_seconds, self.think, incarnation, m.Tick())
+            else:
+                return
+
+    def act(self, action: m.Action) -> None:
+        disk, after = self.world.disk, self.engine.after
+        match action:
+            case m.ToWorker():
+                if action.message["kind"] in ("ask", "plan"):
+                    self.world.faults.reached(f"{action.message['kind']} sent", None)
+                    if self.controller is None:
+                        return
+                self.to_worker(self.incarnation, action)
+            case m.AppendLedger(record):
+                self.world.checks.ledger(record, disk.ledger)
+            case m.AppendEvent(kind, fields):
+                disk.events.append((self.engine.now, kind, fields))
+                self.world.trace(f"event {kind} {dict(fields)}")
+            case m.Persist(state):
+                disk.controller = json.dumps(state)
+            case m.Wake(seconds):
+                after(seconds, self.think, self.incarnation, m.Tick())
+            case m.PublishStatus():
+                if self.engine.random.random() < 0.02 and self.controller is not None:
+                    json.dumps(self.controller.status())
+            case m.StartAgent(slot):
+                self.start_agent(slot)
+            case m.StartWorker(slot, worker):
+                self.to_agent(slot, self.start_worker, worker)
+            case m.KillWorker(slot, worker, fault):
+                self.to_agent(slot, self.kill_worker, worker, fault)
+            case m.KillAgent(slot, again):
+                after(self.engine.jitter(0.005), self.kill_agent_as_told, slot, again)
+            case m.KillController():
+                self.kill_controller()
+            case m.WriteManifest(version, shards):
+                after(self.engine.jitter(0.02), self.write_manifest, version, shards)
+            case m.End(state, reason):
+                self.world.ended = (state, reason)
+            case m.WelcomeAgent():
+                pass
+
+    def write_manifest(self, version: int, shards: Mapping[int, Mapping[str, Any]]) -> None:
+        """In a thread of the controller's process: it may have died before, or die before it can tell."""
+        if self.controller is not None:
+            self.world.faults.reached("save", None)
+        if self.controller is not None:
+            self.world.disk.publish(version, shards, self.world.job.keep)
+            self.think(self.incarnation, m.CheckpointWritten(version))
+
+    # --- agents ---------------------------------------------------------------------------------------------------
+
+    def start_agent(self, slot: int) -> None:
+        self.away.discard(slot)
+        agent = self.agents.get(slot)
+        if agent is not None and agent.alive and not agent.deserted:
+            self.tell(agent, agent.introduction())
+        elif slot not in self.booting:
+            self.booting.add(slot)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
+
+    def agent_up(self, slot: int) -> None:
+        self.booting.discard(slot)
+        old = self.agents.get(slot)
+        if old is not None and old.alive:
+            self.engine.after(self.engine.jitter(0.5), self.die, old, "superseded")
+        self.lives += 1
+        agent = self.agents[slot] = SimAgent(slot, f"{slot}-{self.lives}")
+        self.tell(agent, agent.introduction())
+
+    def die(self, agent: SimAgent, why: str) -> None:
+        """The agent's process ends, and with it its workers."""
+        if agent.alive:
+            self.world.trace(f"*** agent {agent.instance} dies with workers {[w.id for w in agent.living()]}: {why}")
+            self.world.checks.failing(agent.living())
+            agent.alive = False
+            for worker in agent.living():
+                worker.kill()
+
+    def kill_agent_as_told(self, slot: int, again: bool) -> None:
+        agent = self.agents.get(slot)
+        if agent is None or not agent.alive:
+            return
+        self.think(self.incarnation, m.Killed(-1, self.world.wall(), slot))
+        self.lose_agent(agent, again=again, gone_for_good=not again)
+
+    def lose_agent(self, agent: SimAgent, again: bool, gone_for_good: bool) -> None:
+        """``again``: Ray starts it again by itself. Else the shell says so, unless it is to stay away."""
+        self.die(agent, "killed")
+        slot = agent.slot
+        if again:
+            self.booting.add(slot)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
+        elif gone_for_good:
+            self.away.add(slot)
+        named = agent.instance if again or gone_for_good else ""
+        self.engine.after(self.engine.jitter(self.world.profile.notice_seconds), self.agent_down, agent, named)
+
+    def agent_down(self, agent: SimAgent, named: str) -> None:
+        agent.deserted = True
+        self.think(self.incarnation, m.AgentDown(agent.slot, named, self.world.wall()))
+
+    def desert(self, agent: SimAgent) -> None:
+        """The shell can't reach a living agent and gives it up; its workers go on, and are killed when that can be."""
+        if agent.alive and not agent.deserted:
+            self.world.trace(f"*** agent {agent.instance} is given up, its workers live on")
+            self.agent_down(agent, "")
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def start_worker(self, agent: SimAgent, worker: WorkerId) -> None:
+        if worker not in agent.workers and worker not in agent.starting:
+            agent.starting.add(worker)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.worker_up, agent, worker)
+
+    def worker_up(self, agent: SimAgent, worker: WorkerId) -> None:
+        agent.starting.discard(worker)
+        if not agent.alive:
+            return
+        new = SimWorker(self.world, agent, worker, self.world.slowness())
+        agent.workers[worker] = self.world.workers[worker] = new
+        info = m.WorkerInfo(worker, 1000 + worker, (f"host-{agent.slot}", 4000 + worker), {}, "")
+        agent.infos[worker] = info
+        self.world.faults.reached("join", new)
+        if new.alive:
+            self.tell(agent, m.WorkerUp(info))
+
+    def kill_worker(self, agent: SimAgent, worker: WorkerId, fault: bool) -> None:
+        if worker in agent.starting:
+            agent.starting.discard(worker)
+        known = agent.workers.get(worker)
+        if known is not None and known.alive:
+            if fault:
+                self.tell(agent, m.Killed(worker, self.world.wall()))
+            self.worker_dies(known, "SIGKILL")
+
+    def worker_dies(self, worker: SimWorker, why: str) -> None:
+        if worker.alive:
+            self.world.trace(f"*** worker {worker.id} dies in step {worker.tx.step}: {why}")
+            self.world.checks.failing([worker])
+            worker.kill()
+            seen = max(worker.up_last, self.engine.now) + self.engine.jitter(self.world.profile.exit_seconds)
+            if self.engine.random.random() < 0.1:
+                seen = self.engine.now + 0.0001  # before its own last words
+            self.engine.at(seen, self.worker_exited, worker, why)
+
+    def worker_exited(self, worker: SimWorker, why: str) -> None:
+        if worker.agent.alive:
+            self.tell(worker.agent, m.WorkerExited(worker.id, why, self.world.wall()))
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    def control_seconds(self) -> float:
+        random = self.engine.random.random
+        seconds = self.engine.jitter(self.world.profile.control_seconds)
+        return seconds * 40.0 * random() if random() < 0.01 and not self.world.network.calm else seconds
+
+    def from_worker(self, worker: SimWorker, message: dict[str, Any]) -> None:
+        """Over the unix socket, in order."""
+        worker.up_last = max(worker.up_last, self.engine.now + self.engine.jitter(0.0003))
+        self.engine.at(worker.up_last, self.at_agent, worker, message)
+
+    def at_agent(self, worker: SimWorker, message: dict[str, Any]) -> None:
+        if not worker.agent.alive:
+            return
+        if message["kind"] == "WorkerLinked":
+            worker.agent.linked.add(worker.id)
+        self.tell(worker.agent, event_from_plain(from_worker(worker.id, message)))
+
+    def tell(self, agent: SimAgent, event: m.Event) -> None:
+        """An agent's word to the controller that it knows; none is kept for later."""
+        if self.controller is None and self.incarnation not in self.deposed:
+            return
+        arrival = max(agent.up_last, self.engine.now + self.control_seconds(), agent.held_until)
+        agent.up_last = arrival
+        self.engine.at(arrival, self.think, self.incarnation, event)
+
+    def to_worker(self, incarnation: int, action: m.ToWorker) -> None:
+        self.to_agent(action.slot, self.at_worker, action.worker, action.message, incarnation=incarnation)
+
+    def at_worker(self, agent: SimAgent, worker: WorkerId, message: dict[str, Any]) -> None:
+        known = agent.workers.get(worker)
+        if known is not None:
+            known.receive(known.on_message, message)
+
+    def to_agent(self, slot: int, call: Any, *arguments: Any, incarnation: int | None = None) -> None:
+        agent = self.agents.get(slot)
+        if agent is None or not agent.alive or agent.deserted:
+            return
+        lane = self.incarnation if incarnation is None else incarnation
+        arrival = max(agent.down_last.get(lane, 0.0), self.engine.now + self.control_seconds(), agent.held_until)
+        agent.down_last[lane] = arrival
+        self.engine.at(arrival, self.at_slot, agent, call, arguments)
+
+    def at_slot(self, agent: SimAgent, call: Any, arguments: tuple[Any, ...]) -> None:
+        if agent.alive:
+            call(agent, *arguments)

@@ -1,0 +1,317 @@
+"""One simulated worker process: the production driver and step transaction over simulated links, threads and time.
+
+What production does in other threads (computing, writing) is done here by calls that come later; what a signal does
+to a process (killed, stopped, continued) is done to this object, between any two things that the driver does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from dataloader.errors import EverstepError
+from runtime import actions as a
+from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
+from runtime.compute_thread import Computed, MicroBatchDone
+from runtime.driver import REDIAL_SECONDS, Driver
+from runtime.protocol import Certificate, Frame, FrameKind, WorkerId
+from runtime.saving import Saved
+from runtime.step import StepTransaction
+from tests.sim.network import SimMesh
+from tests.sim.values import Cell, HashArithmetic, rank_gradient
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import SimAgent
+    from tests.sim.world import World
+
+SILENT_WHILE_FROZEN = (a.Send, a.Decided, a.Save, a.Filled, a.Ended, a.AtGate)
+POINT_OF_ACTION = {a.SendReport: "report", a.Save: "save", a.AtGate: "gate"}
+
+
+class Died(Exception):
+    """Unwinds out of whatever a worker was doing when it was killed."""
+
+
+class WatchedTransaction(StepTransaction):
+    """The production transaction; the simulator hears of what no message tells."""
+
+    sim: SimWorker
+
+    def enter(self, step: int) -> None:
+        self.sim.marks.append("install")
+        self.sim.world.checks.entering(self.sim, step)
+        super().enter(step)
+
+    def certify(self, certificate: Certificate) -> None:
+        self.sim.marks.append("certified")
+        self.sim.world.checks.certifying(self.sim, certificate)
+        super().certify(certificate)
+        self.sim.world.checks.holders()
+
+
+class WatchedDriver(Driver):
+    """The production driver, with a chance to die before each thing that it does."""
+
+    sim: SimWorker
+
+    def do(self, actions: list[a.Action]) -> None:
+        super().do(actions)
+        self.sim.pass_marks()
+
+    def act(self, action: a.Action) -> None:
+        sim = self.sim
+        sim.pass_marks()
+        if self.tx.frozen and isinstance(action, SILENT_WHILE_FROZEN):
+            sim.world.violation(f"worker {sim.id} is frozen and does {type(action).__name__}")
+        if (point := POINT_OF_ACTION.get(type(action))) is not None:
+            sim.at(point)
+        super().act(action)
+
+
+class SimCompute:
+    """runtime/compute_thread.py without the thread: the same bookkeeping, one call per micro-batch."""
+
+    def __init__(self, owner: SimWorker) -> None:
+        self.owner = owner
+        self.step = -1
+        self.wanted: deque[int] = deque()
+        self.running: tuple[int, int] | None = None
+        self.undelivered: set[tuple[int, int]] = set()
+        self.cancel = False
+        self.installed: int | None = None
+        self.parameters: tuple[int, ...] = ()
+        self.asleep = True
+
+    @property
+    def busy(self) -> bool:
+        return self.running is not None or bool(self.wanted)
+
+    def want(self, step: int, ranks: tuple[int, ...]) -> None:
+        if step != self.step:
+            self.step = step
+            self.undelivered.clear()
+        kept = self.running is not None and self.running[0] == step and self.running[1] in ranks
+        self.cancel = self.running is not None and not kept
+        done = {rank for s, rank in self.undelivered if s == step}
+        skip = done | ({self.running[1]} if kept and self.running is not None else set())
+        self.wanted = deque(rank for rank in ranks if rank not in skip)
+        if self.asleep and self.wanted:
+            self.asleep = False
+            self.owner.later(0.0001, self.begin)
+
+    def begin(self) -> None:
+        if not self.wanted:
+            self.asleep = True
+            return
+        self.running, self.cancel = (self.step, self.wanted.popleft()), False
+        if self.installed != self.step:
+            self.parameters = tuple(self.owner.arithmetic.staged)
+            self.installed = self.step
+        self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, 0)
+
+    def micro_batch(self, number: int) -> None:
+        assert self.running is not None
+        step, rank = self.running
+        world = self.owner.world
+        if number > 0 and self.cancel:  # looked at before each micro-batch; the first was begun
+            self.running, self.installed = None, None
+            self.begin()
+            return
+        self.owner.receive(self.owner.on_outcome, MicroBatchDone(step))
+        if number + 1 < world.job.micro_batches:
+            self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, number + 1)
+            return
+        gradient = Cell(rank_gradient(self.parameters, step, rank))
+        world.checks.computed(self.owner, step, rank)
+        self.running = None
+        self.undelivered.add((step, rank))
+        outcome = Computed(step, rank, gradient, world.reference.work(step, rank))  # type: ignore[arg-type]
+        self.owner.later(0.0001, self.deliver, outcome)
+        self.begin()
+
+    def deliver(self, outcome: Computed) -> None:
+        self.undelivered.discard((outcome.step, outcome.rank))
+        self.owner.receive(self.owner.on_outcome, outcome)
+
+
+class SimSaver:
+    """runtime/saving.py without the thread: one piece after another."""
+
+    def __init__(self, owner: SimWorker) -> None:
+        self.owner = owner
+        self.free_at = 0.0
+
+    def save(self, version: int, shard: int, snapshot: tuple[Any, int]) -> None:
+        self._write(version, shard, snapshot[1])
+
+    def write_weights(self, version: int, flat: list[int]) -> None:
+        self._write(version, -1, tuple(flat))
+
+    def initialise(self) -> None:
+        self._write(0, -2, None)
+
+    def _write(self, version: int, shard: int, value: Any) -> None:
+        engine = self.owner.world.engine
+        self.free_at = max(engine.now, self.free_at) + engine.jitter(self.owner.world.profile.write_seconds)
+        self.owner.later(self.free_at - engine.now, self._written, version, shard, value)
+
+    def _written(self, version: int, shard: int, value: Any) -> None:
+        disk = self.owner.world.disk
+        if shard >= 0:
+            saved = Saved(version, shard, disk.write_shard(version, shard, value))
+        elif shard == -1:
+            disk.weights = (version, value)
+            saved = Saved(version, weights=True)
+        else:
+            disk.initialise(self.owner.world.reference.version(0).states)
+            saved = Saved(0)
+        self.owner.receive(self.owner.on_saved, saved)
+
+
+class SimWorker:
+    def __init__(self, world: World, agent: SimAgent, worker: WorkerId, slowness: float) -> None:
+        self.world, self.agent, self.id, self.slowness = world, agent, worker, slowness
+        self.alive = True
+        self.stopped = False  # by a signal
+        self.backlog: list[tuple[Any, tuple[Any, ...]]] = []
+        self.marks: list[str] = []
+        self.redial_due = False
+        self.settling = False
+        self.up_last = 0.0  # when its last message reached the agent
+        self.arithmetic = HashArithmetic(
+            world.job.shards,
+            world.load_state,
+            world.noise if world.job.sdc else None,
+            lambda shard, step, gradient, state: world.checks.applied(self, shard, step, gradient, state),
+            lambda shard: world.checks.dropped(self, shard),
+        )
+        self.tx = WatchedTransaction(worker, world.job.facts(), self.arithmetic, world.judge)
+        self.tx.sim = self
+        self.mesh = SimMesh(world.network, self)
+        self.compute = SimCompute(self)
+        self.saver = SimSaver(self)
+        self.driver = WatchedDriver(self.tx, self.arithmetic, self.mesh, self, self.compute, self.saver)  # type: ignore[arg-type]
+        self.driver.sim = self
+
+    def __repr__(self) -> str:
+        return f"worker {self.id}"
+
+    # --- what the driver takes for its agent's socket -----------------------------------------------------------
+
+    closed = None
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.world.cluster.from_worker(self, message)
+
+    # --- being run ----------------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, call: Any, *arguments: Any) -> None:
+        """A call of another thread of this process: not while it is stopped, never once it is dead."""
+        self.world.engine.after(seconds, self._call, call, arguments)
+
+    def _call(self, call: Any, arguments: tuple[Any, ...]) -> None:
+        if not self.alive:
+            return
+        if self.stopped:
+            self.backlog.append((self._call, (call, arguments)))
+        else:
+            call(*arguments)
+
+    def receive(self, call: Any, *arguments: Any) -> None:
+        """Something for the control thread."""
+        if not self.alive:
+            return
+        if self.stopped:
+            self.backlog.append((self.receive, (call, *arguments)))
+            return
+        try:
+            call(*arguments)
+        except Died:
+            return
+        except (EverstepError, AssertionError, KeyError) as error:
+            self.world.checks.raised(self, error)
+            return
+        if self.driver.redial and not self.redial_due:
+            self.redial_due = True
+            self.later(REDIAL_SECONDS * 1.01, self.redial)
+        if not self.settling and self.tx.unsettled:
+            self.settling = True
+            self.later(self.world.settle_seconds(), self.settle)
+
+    def redial(self) -> None:
+        self.redial_due = False
+        self.receive(self.driver.dial_again)
+
+    def settle(self) -> None:
+        self.settling = False
+        self.receive(self._settle)
+
+    def _settle(self) -> None:
+        self.driver.do(self.tx.settle())
+
+    def resume(self) -> None:
+        """SIGCONT: everything that came meanwhile is there at once."""
+        if self.stopped:
+            self.stopped = False
+            backlog, self.backlog = self.backlog, []
+            for call, arguments in backlog:
+                call(*arguments)
+
+    # --- what comes in ------------------------------------------------------------------------------------------
+
+    def frame(self, sender: WorkerId, frame: Frame) -> None:
+        self.receive(self._frame, sender, frame)
+
+    def _frame(self, sender: WorkerId, frame: Frame) -> None:
+        if frame.kind is FrameKind.GRADIENT:
+            self.at("gradient in flight")
+        if self.world.tracing:
+            self.world.trace_frame(self, sender, frame)
+        self.driver.on_link(Received(sender, frame))
+
+    def on_link(self, event: LinkUp | LinkDown | ConnectFailed | Received) -> None:
+        if self.world.tracing:
+            self.world.trace(f"worker {self.id}: {event}")
+        self.driver.on_link(event)
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind in ("ask", "plan"):
+            self.at(kind)
+        if self.world.tracing:
+            self.world.trace_message(self, message)
+        before = self.tx.plan
+        self.driver.on_message(message)
+        if self.tx.plan is not before:
+            self.world.checks.installed(self)
+
+    def on_outcome(self, outcome: Any) -> None:
+        if isinstance(outcome, Computed):
+            self.at("compute")
+            if self.world.tracing:
+                self.world.trace(f"worker {self.id} computed rank {outcome.rank} of step {outcome.step}")
+        self.driver.on_outcome(outcome)
+
+    def on_saved(self, saved: Saved) -> None:
+        self.driver.on_saved(saved)
+
+    # --- dying --------------------------------------------------------------------------------------------------
+
+    def at(self, point: str) -> None:
+        """A protocol point: whatever is planned to happen here happens now."""
+        if self.world.faults.armed:
+            self.world.faults.reached(point, self)
+            if not self.alive:
+                raise Died
+
+    def pass_marks(self) -> None:
+        while self.marks:
+            self.at(self.marks.pop(0))
+
+    def micro_batch_seconds(self) -> float:
+        return self.world.engine.jitter(self.world.profile.micro_batch_seconds * self.slowness)
+
+    def kill(self) -> None:
+        self.alive = False
+        self.backlog.clear()
+        self.world.network.died(self)

@@ -1,0 +1,227 @@
+"""One seed's world: everything that is simulated, and the course of a run.
+
+disturbed ──all faults have happened, some seconds pass──▶ healed ──▶ the job ends within a bounded time, or fails
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import runtime.driver
+from elastic import messages as m
+from runtime.protocol import Frame, WorkerId
+from tests.sim.checks import Checks, Violation
+from tests.sim.cluster import Cluster, Disk
+from tests.sim.engine import Engine
+from tests.sim.faults import Faults
+from tests.sim.job import draw_job, draw_profile
+from tests.sim.network import Network
+from tests.sim.values import Judge, Reference, digest_of
+from tests.sim.worker import SimWorker
+
+WALL_START_SECONDS = 1.7e9
+PATIENCE_SECONDS = 240.0  # from healing to the end
+MAX_EVENTS = 150_000
+NURSE_SECONDS = 3.0
+
+
+@dataclass
+class Outcome:
+    seed: int
+    violation: str | None
+    events: int
+    simulated_seconds: float
+    steps: int
+    plans: int
+    rollbacks: int
+    recomputed: int
+    faults: list[tuple[str, str]]
+    trace: list[str] = field(default_factory=list)
+
+
+class _Clock:
+    """Stands in for the `time` module in the driver."""
+
+    engine: Engine | None = None
+
+    def monotonic(self) -> float:
+        assert self.engine is not None
+        return self.engine.now
+
+    def time(self) -> float:
+        return WALL_START_SECONDS + self.monotonic()
+
+
+CLOCK = _Clock()
+
+
+@contextmanager
+def simulated_time(engine: Engine) -> Iterator[None]:
+    real: Any = runtime.driver.time
+    runtime.driver.time = CLOCK  # type: ignore[assignment]
+    CLOCK.engine = engine
+    try:
+        yield
+    finally:
+        runtime.driver.time = real
+        CLOCK.engine = None
+
+
+class World:
+    def __init__(self, seed: int, tracing: bool = False) -> None:
+        self.seed, self.tracing = seed, tracing
+        self.traced: list[str] = []
+        self.engine = Engine(seed)
+        random = self.engine.random
+        self.job, self.profile = draw_job(random), draw_profile(random)
+        self.reference = Reference(
+            seed, self.job.logical_ranks, self.job.shards, self.job.micro_batches, self.job.skips
+        )
+        self.judge = Judge()
+        self.workers: dict[WorkerId, SimWorker] = {}
+        low, high = self.profile.link_seconds
+        self.network = Network(self.engine, lambda: random.uniform(low, high), self.workers)
+        self.disk = Disk()
+        self.cluster = Cluster(self)
+        self.checks = Checks(self)
+        self.faults = Faults(self)
+        self.ended: tuple[str, str] | None = None
+        self.healed_at: float | None = None
+        self.noises = 0
+        self.looks = 0
+
+    # --- the run ------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        violation = None
+        try:
+            with simulated_time(self.engine):
+                self.faults.arm(-1)
+                self.cluster.start_controller()
+                while self.ended is None and self.engine.step():
+                    self.look()
+                if self.ended is None:
+                    self.violation("nothing happens any more")
+                else:
+                    self.checks.ended(*self.ended)
+        except Violation as error:
+            violation = str(error)
+        return Outcome(
+            self.seed,
+            violation,
+            self.engine.events,
+            self.engine.now,
+            self.checks.max_step,
+            self.checks.plans,
+            self.checks.rollbacks,
+            self.checks.recomputed,
+            self.faults.happened,
+            self.traced,
+        )
+
+    def look(self) -> None:
+        """Now and then: is it too late, is all well."""
+        self.looks += 1
+        if self.looks % 64:
+            return
+        if self.healed_at is not None and self.engine.now > self.healed_at + PATIENCE_SECONDS:
+            self.violation(f"no end {PATIENCE_SECONDS:.0f} s after the net was healed (step {self.checks.max_step})")
+        if self.engine.events > MAX_EVENTS:
+            self.violation(f"no end after {MAX_EVENTS} events (step {self.checks.max_step})")
+        controller = self.cluster.controller
+        if controller is not None and controller.settled():
+            self.checks.settled(controller)
+
+    def violation(self, text: str) -> None:
+        self.trace(f"VIOLATION: {text}")
+        raise Violation(text)
+
+    # --- healing ------------------------------------------------------------------------------------------------
+
+    def heal_later(self) -> None:
+        self.engine.after(self.engine.random.choice((0.0, 1.0, 4.0)), self.heal)
+
+    def heal(self) -> None:
+        if self.healed_at is not None:
+            return
+        self.trace("healed")
+        self.healed_at = self.engine.now
+        network, cluster = self.network, self.cluster
+        network.calm = True
+        network.slow.clear()
+        network.held.clear()
+        network.blocked.clear()
+        cluster.deposed.clear()
+        for worker in list(self.workers.values()):
+            worker.slowness = min(worker.slowness, 3.0)
+            worker.resume()
+        for agent in {w.agent.instance: w.agent for w in self.workers.values()}.values():
+            agent.held_until = 0.0
+            if agent.deserted:
+                self.engine.after(self.engine.jitter(0.5), cluster.die, agent, "given up")
+        self.nurse()
+
+    def nurse(self) -> None:
+        """Someone looks after the job: where nodes are missing for good, one is added."""
+        cluster = self.cluster
+        living = [a for a in cluster.agents.values() if a.alive and not a.deserted]
+        controller = cluster.controller
+        waiting = controller is not None and controller.waiting_for_workers
+        if not cluster.booting and (not living or waiting):
+            self.request("add-node")
+        self.engine.after(NURSE_SECONDS, self.nurse)
+
+    def request(self, fault: str) -> bool:
+        """`everstep inject`."""
+        cluster = self.cluster
+        if cluster.controller is None:
+            return False
+        self.engine.after(0.001, cluster.think, cluster.incarnation, m.FaultRequested(fault))
+        return True
+
+    # --- what the parts ask for ---------------------------------------------------------------------------------
+
+    def load_state(self, version: int, shard: int) -> int:
+        entries = self.disk.manifests.get(version)
+        if entries is None:
+            self.violation(f"the checkpoint of version {version} is not there (any more)")
+            raise AssertionError
+        state = self.disk.shards[version, shard]
+        if digest_of(state).hex() != entries[shard]:
+            self.violation(f"shard {shard} of checkpoint {version} has another digest than its manifest says")
+        return state
+
+    def noise(self) -> int:
+        self.noises += 1
+        return self.noises
+
+    def wall(self) -> float:
+        return WALL_START_SECONDS + self.engine.now
+
+    def slowness(self) -> float:
+        return self.engine.random.choice((1.0, 1.0, 1.0, 1.0, 1.5, 3.0, 10.0))
+
+    def settle_seconds(self) -> float:
+        return self.engine.jitter(self.profile.settle_seconds)
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def trace(self, text: str) -> None:
+        if self.tracing:
+            self.traced.append(f"{self.engine.now:10.4f}  {text}")
+
+    def trace_frame(self, worker: SimWorker, sender: WorkerId, frame: Frame) -> None:
+        when = {-1: " (over)", 0: "", 1: " (kept)"}[worker.tx.admit(frame)]
+        what = f"{frame.kind.name} of step {frame.step}, shard {frame.shard}, generation {tuple(frame.ballot)}"
+        self.trace(f"worker {worker.id} <- {sender}: {what}{when}")
+
+    def trace_message(self, worker: SimWorker, message: dict[str, Any]) -> None:
+        detail = {"ask": "ballot", "release": "step", "ack": "step"}.get(message["kind"])
+        text = message["plan"]["ballot"] if message["kind"] == "plan" else message.get(detail or "", "")
+        tx = worker.tx
+        state = f"step {tx.step}{' certified' if tx.certificate else ''}"
+        if message["kind"] != "ack":
+            self.trace(f"worker {worker.id} is told: {message['kind']} {text} ({state})")
