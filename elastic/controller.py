@@ -34,6 +34,7 @@ from runtime.protocol import Plan, Report, StepRecord, WorkerId, to_plain
 
 ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long is taken for dead
 RESEND_SECONDS = 1.0
+SHORTEST_WAKE_SECONDS = 0.001
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 START_PATIENCE_SECONDS = 180.0  # for the first workers to come up, before going on with fewer
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
@@ -113,6 +114,8 @@ class Controller:
         if self.ended is None:
             self.take_in(event)
             self.think()
+            if isinstance(event, m.Tick):
+                self.wake_again()
         return self.take_actions()
 
     def status(self) -> dict[str, Any]:
@@ -184,6 +187,27 @@ class Controller:
                 self.resend_plan()
                 self.inject_due()
                 self.end_if_complete()
+
+    def wake_again(self) -> None:
+        """Ticks may come early, and one may have to do for several wakes: so each asks for the next."""
+        due = min((time for time in self.deadlines() if time > self.now), default=None)
+        if due is not None:
+            self.act(m.Wake(max(due - self.now, SHORTEST_WAKE_SECONDS)))
+
+    def deadlines(self) -> list[float]:
+        """When something is due by time alone."""
+        times = self.suspects.deadlines()
+        if self.returning:
+            times.append(self.started + RETURN_PATIENCE_SECONDS)
+        if not self.ballots.members:
+            times.append(self.started + START_PATIENCE_SECONDS)
+        if self.join_at is not None:
+            times.append(self.join_at)
+        if (asking := self.ballots.asking) is not None:
+            times += [asking.sent + RESEND_SECONDS, asking.since + ASK_TIMEOUT_SECONDS]
+        elif not self.ballots.all_installed():
+            times.append(self.ballots.sent + RESEND_SECONDS)
+        return times
 
     # --- nodes and workers --------------------------------------------------------------------------------------
 
@@ -280,7 +304,7 @@ class Controller:
 
     def still_returning(self) -> bool:
         """A new incarnation waits for the agents that its predecessor had, but not for ever."""
-        return bool(self.returning) and self.now - self.started < RETURN_PATIENCE_SECONDS
+        return bool(self.returning) and self.now < self.started + RETURN_PATIENCE_SECONDS
 
     def gone(self, worker: WorkerId, reason: str, time: float | None, notice: str) -> None:
         """Fenced: dead for good. Its work is given away only now (rule 11)."""
@@ -315,7 +339,7 @@ class Controller:
         for suspect in self.suspects.gone({w for w in self.ballots.members if self.roster.lives(w)}, self.now):
             if suspect not in heard and self.roster.lives(suspect):
                 self.evict(suspect, "all others lost their links to it")
-        if asking is not None and self.now - asking.since > ASK_TIMEOUT_SECONDS:
+        if asking is not None and self.now >= asking.since + ASK_TIMEOUT_SECONDS:
             for worker in asking.missing(self.roster.lives):
                 self.evict(worker, f"gave no report in {ASK_TIMEOUT_SECONDS:.0f} s")
 
@@ -351,7 +375,7 @@ class Controller:
         """With the job's first workers, or with fewer when one of them takes too long."""
         self.cause = self.cause or "start"
         ready = {w.id for w in self.roster.ready()}
-        if self.now - self.started > START_PATIENCE_SECONDS:
+        if self.now >= self.started + START_PATIENCE_SECONDS:
             return len(ready) >= self.facts.min_workers
         awaited = {w for w in self.roster.first if w not in self.roster.workers or self.roster.lives(w)}
         return ready >= awaited and len(ready) >= min(len(self.roster.first), self.facts.logical_ranks)
@@ -361,9 +385,12 @@ class Controller:
         return min(self.facts.logical_ranks, max(1, self.roster.living_nodes() * self.facts.workers_per_node))
 
     def joiners(self) -> list[WorkerId]:
-        """Ready workers that the job wants as members: the oldest first. The rest are standbys."""
+        """Ready workers that the job wants as members: the oldest first. The rest are standbys.
+
+        A suspect counts as leaving here, so that a standby takes its place in the same ballot.
+        """
         ready = [w.id for w in self.roster.ready()]
-        staying = [w for w in ready if w in self.ballots.members]
+        staying = (self.ballots.members & set(ready)) - self.suspects.all()
         return [w for w in ready if w not in self.ballots.members][: max(0, self.target() - len(staying))]
 
     def enough(self, workers: set[WorkerId]) -> bool:
@@ -390,13 +417,15 @@ class Controller:
     def conclude(self, asking: Asking) -> None:
         """Plan once every asked worker has reported or is fenced (rule 11)."""
         if missing := asking.missing(self.roster.lives):
-            if self.now - asking.sent >= RESEND_SECONDS:
+            if self.now >= asking.sent + RESEND_SECONDS:
                 self.send_ask(asking, missing)
             return
         self.ballots.asking = None
-        living = {w for w in asking.asked if self.roster.lives(w)}
-        if self.enough(living):
-            self.make_plan(asking, {w: asking.reports[w] for w in sorted(living)})
+        living = sorted(w for w in asking.asked if self.roster.lives(w))
+        staying = [w for w in living if w in self.ballots.members]
+        joining = [w for w in living if w not in self.ballots.members][: max(0, self.target() - len(staying))]
+        if self.enough({*staying, *joining}):
+            self.make_plan(asking, {w: asking.reports[w] for w in sorted([*staying, *joining])})
         else:
             self.cause = self.cause or asking.reason
 
@@ -444,7 +473,7 @@ class Controller:
 
     def resend_plan(self) -> None:
         plan = self.ballots.plan
-        if plan is not None and self.now - self.ballots.sent >= RESEND_SECONDS:
+        if plan is not None and self.now >= self.ballots.sent + RESEND_SECONDS:
             late = {w for w in plan.ids() if w not in self.ballots.installed and self.roster.lives(w)}
             if late:
                 self.send_plan(plan, late)

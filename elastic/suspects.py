@@ -32,6 +32,9 @@ class Suspects:
         self._losses[pair] += 1
         return max(pair) if self._losses[pair] > 2 * LOSSES else None  # both ends tell of each
 
+    def all(self) -> set[WorkerId]:
+        return set(self._reporters)
+
     def clear(self, worker: WorkerId) -> None:
         """It is dead for sure, or has just answered."""
         self._reporters.pop(worker, None)
@@ -43,5 +46,9 @@ class Suspects:
         return [
             suspect
             for suspect, reporters in self._reporters.items()
-            if unsuspected and reporters >= unsuspected and now - self._since[suspect] >= GRACE_SECONDS
+            if unsuspected and reporters >= unsuspected and now >= self._since[suspect] + GRACE_SECONDS
         ]
+
+    def deadlines(self) -> list[float]:
+        """When a suspect has had its time."""
+        return [since + GRACE_SECONDS for since in self._since.values()]
