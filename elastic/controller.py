@@ -86,6 +86,7 @@ class Controller:
         self.left: set[WorkerId] = set()  # members whose leaving is recorded
         self.reference: m.WorkerInfo | None = None
         self.initialising: WorkerId | None = None
+        self.prune_due = False
         self.failed_starts = 0
         self.failure = ""
         self.last_step: Mapping[str, Any] = {}
@@ -104,6 +105,7 @@ class Controller:
             self.persist()
             for slot in sorted(self.roster.slots):
                 self.act(m.StartAgent(slot))
+            self.act(m.Wake(START_PATIENCE_SECONDS))
         else:
             self.returning = set(self.roster.slots)
             self.act(m.Wake(RETURN_PATIENCE_SECONDS))
@@ -185,6 +187,7 @@ class Controller:
                 self.ask()
             if self.ballots.asking is None:
                 self.resend_plan()
+                self.prune_if_unused()
                 self.inject_due()
                 self.end_if_complete()
 
@@ -506,7 +509,7 @@ class Controller:
         self.act(m.PublishStatus())
 
     def close_recovery(self) -> None:
-        if self.ballots.asking is None and not self.cause and (figures := self.costs.close()) is not None:
+        if (figures := self.costs.close()) is not None:
             self.act(m.AppendEvent("recovery", figures))
 
     def settled(self) -> bool:
@@ -548,8 +551,17 @@ class Controller:
     def checkpoint_written(self, version: int) -> None:
         if self.chronicle.checkpoint_written(version):
             self.initialising = None
+            self.prune_due = True
             self.act(m.AppendEvent("checkpoint", {"version": version}))
         self.acknowledge()
+
+    def prune_if_unused(self) -> None:
+        """Old checkpoints go, but not while the members of a rollback may still be reading one."""
+        plan = self.ballots.plan
+        reading = plan is not None and plan.checkpoint is not None and not self.ballots.settled()
+        if self.prune_due and not reading:
+            self.prune_due = False
+            self.act(m.PruneCheckpoints())
 
     def acknowledge(self) -> None:
         saved = self.chronicle.checkpoint if self.chronicle.checkpoint is not None else -1

@@ -29,6 +29,7 @@ class Recovery:
     waiting: dict[WorkerId, bool] = field(default_factory=dict)
     resumed: dict[WorkerId, float] = field(default_factory=dict)
     handed_over: set[WorkerId] = field(default_factory=set)  # survivors that compute what the lost owed
+    went_on: float | None = None  # when the last waiting survivor did
     recompute_ms: float = 0.0
     recomputed: int = 0
     bytes_moved: int = 0
@@ -37,25 +38,32 @@ class Recovery:
     rollback: bool = False
 
     def planned(self, ballot: Ballot, survivors: set[WorkerId], handed_over: set[WorkerId]) -> None:
-        """A plan was made; an earlier one of the same recovery is superseded."""
-        self.ballot, self.survivors, self.handed_over = ballot, survivors, set(handed_over)
-        self.waiting.clear()
-        self.resumed.clear()
+        """A plan was made. While the pause lasts it supersedes earlier ones; later it is some other change's."""
+        self.ballot = ballot
+        if self.went_on is None:
+            self.survivors, self.handed_over = survivors, set(handed_over)
+            self.waiting.clear()
+            self.resumed.clear()
+
+    def look(self) -> None:
+        """The pause ends with the last waiting survivor that goes on."""
+        if self.went_on is None and self.ballot is not None and self.resumed.keys() >= self.survivors:
+            waited = [self.resumed[w] for w in self.survivors if self.waiting.get(w, True)]
+            self.went_on = max(waited, default=self.noticed)
 
     def over(self) -> bool:
-        return self.ballot is not None and self.resumed.keys() >= self.survivors and not self.handed_over
+        return self.went_on is not None and not self.handed_over
 
     def without(self, worker: WorkerId) -> None:
         self.survivors.discard(worker)
         self.handed_over.discard(worker)
 
     def figures(self) -> dict[str, Any]:
-        went_on = [self.resumed[w] for w in self.survivors if self.waiting.get(w, True) and w in self.resumed]
-        last = max(went_on, default=self.noticed)
+        went_on = self.noticed if self.went_on is None else self.went_on
         return {
             "workers": sorted(self.lost),
             "detect_ms": None if self.killed is None else round(max(0.0, self.noticed - self.killed) * 1e3, 3),
-            "pause_ms": round(max(0.0, last - self.noticed) * 1e3, 3),
+            "pause_ms": round(max(0.0, went_on - self.noticed) * 1e3, 3),
             "recomputed": self.recomputed,
             "recompute_ms": round(self.recompute_ms, 3),
             "bytes_moved": self.bytes_moved,
@@ -98,6 +106,7 @@ class Costs:
         if self.now is not None:
             self.now.lost.add(worker)
             self.now.without(worker)
+            self.now.went_on = self.now.ballot = None  # until the plan that deals with it
 
     def planned(self, plan: Plan, reports: Mapping[WorkerId, Report], lost_micro_batches: int) -> None:
         self.recomputed += lost_micro_batches
@@ -111,6 +120,8 @@ class Costs:
 
     def close(self) -> dict[str, Any] | None:
         """The figures of the recovery, if it is over."""
+        if self.now is not None:
+            self.now.look()
         if self.now is None or not self.now.over():
             return None
         figures = self.now.figures()

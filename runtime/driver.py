@@ -215,10 +215,9 @@ class Driver:
         assert me is not None
         self.edit_links(plan, before)
         self.resuming, self.bytes_moved = plan.ballot, 0
-        self.handed_over = set()
-        if not me.joining and plan.checkpoint is None and plan.version < plan.stop_at:
-            now = {rank for rank, worker in enumerate(plan.ranks_now) if worker == self.tx.worker}
-            self.handed_over = now - had - self.tx.work.keys() if step == plan.version else set()
+        now = {rank for rank, worker in enumerate(plan.ranks_now) if worker == self.tx.worker}
+        keeps_on = not me.joining and plan.checkpoint is None and step == plan.version < plan.stop_at
+        self.handed_over = ((self.handed_over & now) | (now - had)) - self.tx.work.keys() if keeps_on else set()
         for action in actions:
             if isinstance(action, a.Send) and action.frame.kind is FrameKind.PARAMETERS:
                 self.bytes_moved += action.frame.payload.nbytes
