@@ -70,6 +70,10 @@ class Ballots:
         """The plan is out and everyone goes on under it."""
         return self.plan is not None and self.asking is None and self.resumed >= self.members
 
+    def all_installed(self) -> bool:
+        """Everyone has the plan; also if there is none."""
+        return self.plan is None or self.installed >= self.members
+
     def moving(self) -> bool:
         """Some shard has a copy too many, so that another can be retired once it is filled (rule 16)."""
         return self.plan is not None and any(len(s.backups) > 1 for s in self.plan.shards)

@@ -295,13 +295,18 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class PruneCheckpoints:
+    """Nobody reads an old checkpoint: keep the newest `checkpoint.keep` ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class PublishStatus:
     """Something that people look at has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a Tick after so many seconds at the latest."""
+    """Send a Tick after so many seconds. One that comes earlier may do for several; each asks for the next."""
 
     after_seconds: float
 
@@ -324,6 +329,7 @@ Action: TypeAlias = (
     | AppendEvent
     | AppendLedger
     | WriteManifest
+    | PruneCheckpoints
     | PublishStatus
     | Wake
     | End

@@ -172,6 +172,8 @@ class Shell:
             case m.WriteManifest():
                 self._waiting_manifests.append(action)
                 self._write_ripe_manifests()
+            case m.PruneCheckpoints():
+                self._writer.submit(self._prune)
             case m.StartAgent(slot):
                 self._reach.start_agent(slot)
             case m.KillAgent(slot, again):
@@ -213,7 +215,6 @@ class Shell:
                 raise InternalError(f"{self.run.checkpoints}: no checkpoint of version 0 to take the layout from")
             entries = tuple(ShardEntry(**entry) for _, entry in sorted(wanted.shards.items()))
             commit(self._store, before.model_copy(update={"version": wanted.version, "shards": entries}))
-            prune(self._store, self.job.checkpoint.keep)
         except EverstepError as error:
             self.fail(str(error))
         except Exception as error:  # a thread's edge
@@ -221,6 +222,16 @@ class Shell:
             self.fail(f"checkpoint of version {wanted.version}: {type(error).__name__}: {error}")
         else:
             self.handle(m.CheckpointWritten(wanted.version))
+
+    def _prune(self) -> None:
+        """On the writer's thread, so never between a manifest's data and its rename."""
+        try:
+            prune(self._store, self.job.checkpoint.keep)
+        except EverstepError as error:
+            self.fail(str(error))
+        except Exception as error:  # a thread's edge
+            log.exception("pruning checkpoints")
+            self.fail(f"pruning checkpoints: {type(error).__name__}: {error}")
 
     # --- what people see ------------------------------------------------------------------------------------------
 

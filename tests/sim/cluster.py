@@ -22,6 +22,8 @@ from tests.sim.worker import SimWorker
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+FOREVER = float("inf")
+
 
 @dataclass
 class Disk:
@@ -43,8 +45,10 @@ class Disk:
         entries = {shard: self.write_shard(0, shard, state)["digest"] for shard, state in enumerate(states)}
         self.manifests[0] = entries
 
-    def publish(self, version: int, entries: Mapping[int, Mapping[str, Any]], keep: int) -> None:
+    def publish(self, version: int, entries: Mapping[int, Mapping[str, Any]]) -> None:
         self.manifests[version] = {shard: entry["digest"] for shard, entry in entries.items()}
+
+    def prune(self, keep: int) -> None:
         for old in sorted(self.manifests)[:-keep]:
             del self.manifests[old]
             for key in [key for key in self.shards if key[0] == old]:
@@ -95,6 +99,7 @@ class Cluster:
         self.incarnation = 0
         self.deposed: dict[int, Controller] = {}  # that still think, cut off from the disk
         self.restarting = False
+        self.alarms: dict[int, float] = {}
 
     # --- the controller ------------------------------------------------------------------------------------------
 
@@ -158,7 +163,7 @@ class Cluster:
                 if isinstance(action, m.ToWorker) and action.message["kind"] in ("ask", "plan"):
                     self.to_worker(incarnation, action)
                 elif isinstance(action, m.Wake):
-                    self.engine.after(action.after_seconds, self.think, incarnation, m.Tick())
+                    self.wake(incarnation, action.after_seconds)
             else:
                 return
 
@@ -178,8 +183,10 @@ class Cluster:
                 self.world.trace(f"event {kind} {dict(fields)}")
             case m.Persist(state):
                 disk.controller = json.dumps(state)
+            case m.PruneCheckpoints():
+                after(self.engine.jitter(0.02), disk.prune, self.world.job.keep)
             case m.Wake(seconds):
-                after(seconds, self.think, self.incarnation, m.Tick())
+                self.wake(self.incarnation, seconds)
             case m.PublishStatus():
                 if self.engine.random.random() < 0.02 and self.controller is not None:
                     json.dumps(self.controller.status())
@@ -200,12 +207,24 @@ class Cluster:
             case m.WelcomeAgent():
                 pass
 
+    def wake(self, incarnation: int, seconds: float) -> None:
+        """One alarm clock per controller: the earliest wish counts, the others are forgotten with it."""
+        due = self.engine.now + seconds
+        if due < self.alarms.get(incarnation, FOREVER):
+            self.alarms[incarnation] = due
+            self.engine.at(due, self.tick, incarnation, due)
+
+    def tick(self, incarnation: int, due: float) -> None:
+        if self.alarms.get(incarnation) == due:
+            del self.alarms[incarnation]
+            self.think(incarnation, m.Tick())
+
     def write_manifest(self, version: int, shards: Mapping[int, Mapping[str, Any]]) -> None:
         """In a thread of the controller's process: it may have died before, or die before it can tell."""
         if self.controller is not None:
             self.world.faults.reached("save", None)
         if self.controller is not None:
-            self.world.disk.publish(version, shards, self.world.job.keep)
+            self.world.disk.publish(version, shards)
             self.think(self.incarnation, m.CheckpointWritten(version))
 
     # --- agents ---------------------------------------------------------------------------------------------------
