@@ -236,7 +236,6 @@ class Agent:
             self._crew.signal_all(signal.SIGTERM)
 
     def _insist(self) -> None:
-        """Also for a worker that was being forked when the closing began."""
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = time.monotonic() + PATIENCE_SECONDS
             self._crew.signal_all(signal.SIGKILL)

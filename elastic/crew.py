@@ -56,6 +56,7 @@ class Crew:
         self._metrics, self._setup, self._say = metrics, setup, say
         self._workers: dict[WorkerId, Worker] = {}
         self._strangers: list[Channel] = []  # connected, and not known to be a worker of ours yet
+        self._sent_to_all: signal.Signals | None = None  # so also to those who are being forked
 
     def __bool__(self) -> bool:
         return bool(self._workers)
@@ -92,6 +93,7 @@ class Crew:
             known.channel.send(message)
 
     def signal_all(self, number: signal.Signals) -> None:
+        self._sent_to_all = number
         for worker in self._workers.values():
             if worker.process is not None and worker.exited is None:
                 worker.process.send(number)
@@ -129,6 +131,8 @@ class Crew:
             return
         worker.process = started
         self._selector.register(started.pidfd, selectors.EVENT_READ, lambda _: self._exit_seen(worker))
+        if self._sent_to_all is not None:
+            started.send(self._sent_to_all)
         if worker.kill is not None:
             self.kill(worker.kill)
 
