@@ -117,6 +117,8 @@ class Costs:
         self.now.recomputed += lost_micro_batches
         self.now.rollback |= plan.checkpoint is not None
         self.now.planned(plan.ballot, kept or set(plan.ids()), handed)
+        if plan.version >= plan.stop_at:  # nobody computes any more
+            self.now.handed_over.clear()
 
     def close(self) -> dict[str, Any] | None:
         """The figures of the recovery, if it is over."""

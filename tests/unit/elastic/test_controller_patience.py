@@ -179,3 +179,18 @@ def test_no_checkpoint_is_pruned_while_a_rollback_may_read_it() -> None:
     assert len(play.of(m.PruneCheckpoints)) == 2
     play.resume()
     assert len(play.of(m.PruneCheckpoints)) == 3
+
+
+def test_a_run_that_is_stopped_ends_although_nobody_computes_what_the_dead_owed() -> None:
+    play = Play().begun()
+    before = play.plan()
+    play.say(m.WorkerExited(3, "SIGKILL", 1.0))
+    play.report(0, 1, 2, plan=before)
+    play.resume()
+    before = play.plan()
+    play.say(m.FaultRequested("stop"))
+    play.report(0, 1, 2, plan=before)
+    assert play.plan().stop_at == 0
+    play.resume()
+    play.say(m.WeightsWritten(0, 0))
+    assert [end.state for end in play.of(m.End)] == ["stopped"]
