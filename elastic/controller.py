@@ -533,6 +533,7 @@ class Controller:
         if known is not None:
             self.computed += max(0, event.total - known.computed)
             known.computed, known.progress = event.total, (event.step, event.micro_batches)
+            known.optimizer_bytes = event.optimizer_bytes
 
     def steps_decided(self, records: tuple[StepRecord, ...]) -> None:
         if (step := self.chronicle.contradicts(records)) is not None:

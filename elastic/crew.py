@@ -176,13 +176,17 @@ class Crew:
             case "WorkerLinked":
                 worker.linked = True
             case "Resumed" | "ShardFilled":
-                worker.optimizer_bytes = event["optimizer_bytes"]
-                self._metrics.worker(worker.id, optimizer_bytes=float(worker.optimizer_bytes))
+                self._holds(worker, event["optimizer_bytes"])
             case "Progress":
                 self._metrics.worker(worker.id, micro_batches=float(event["total"]))
+                self._holds(worker, event.get("optimizer_bytes", 0))
             case "StepsDecided":
                 for record in event["records"][-1:]:
                     self._metrics.decided(record_from_plain(record))
+
+    def _holds(self, worker: Worker, optimizer_bytes: int) -> None:
+        worker.optimizer_bytes = optimizer_bytes
+        self._metrics.worker(worker.id, optimizer_bytes=float(optimizer_bytes))
 
     def _exit_seen(self, worker: Worker) -> None:
         if worker.exited is None and worker.process is not None:

@@ -133,12 +133,16 @@ class StepsDecided:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Micro-batches of `step` that this worker has computed so far, and of all steps in its life."""
+    """Micro-batches of `step` that this worker has computed so far, and of all steps in its life.
+
+    `optimizer_bytes`: held when it began the step; state comes into being with the first step, so a plan's say is old.
+    """
 
     worker: WorkerId
     step: int
     micro_batches: int
     total: int
+    optimizer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class Driver:
         self.clock = StepClock()
         self.computed = 0
         self.computed_in_step = (-1, 0)
+        self.optimizer_bytes = 0
         self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
         self.bytes_moved = 0
         self.links = total(mesh.counters)  # as of the last plan
@@ -308,9 +309,12 @@ class Driver:
         match outcome:
             case MicroBatchDone(step):
                 in_step = self.computed_in_step[1] + 1 if self.computed_in_step[0] == step else 1
+                if in_step == 1:
+                    self.optimizer_bytes = self.arithmetic.optimizer_bytes()
                 self.computed += 1
                 self.computed_in_step = (step, in_step)
-                self.tell("Progress", step=step, micro_batches=in_step, total=self.computed)
+                held = self.optimizer_bytes
+                self.tell("Progress", step=step, micro_batches=in_step, total=self.computed, optimizer_bytes=held)
             case Failed(error):
                 raise error
             case Computed(step, rank, gradient, work):
