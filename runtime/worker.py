@@ -47,7 +47,8 @@ from runtime.schedule import lr_ratio
 from runtime.shards.holding import optimizer_variant
 from runtime.shards.layout import UNIT, FlatLayout, flat_layout
 from runtime.shards.tensors import TensorArithmetic
-from runtime.step import JobFacts, StepTransaction
+from runtime.step import StepTransaction
+from runtime.step_state import JobFacts
 
 PR_SET_PDEATHSIG = 1
 BLAME_THEIRS = (RecipeError, ConfigError, DataError, HostError)

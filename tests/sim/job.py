@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from elastic.controller import ControllerFacts
-from runtime.step import JobFacts
+from runtime.step_state import JobFacts
 from tests.sim.values import GLOBAL_BATCH_PER_RANK
 
 
