@@ -75,6 +75,7 @@ class Controller:
         self.suspects = Suspects()
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
+        self.computed = 0
         self.stop_requested = False
         if durable is not None:
             self.restore(durable)
@@ -90,7 +91,6 @@ class Controller:
         self.failed_starts = 0
         self.failure = ""
         self.last_step: Mapping[str, Any] = {}
-        self.computed = 0
         self.ended: tuple[str, str] | None = None
         self.waiting_for_workers = False
         self.now = 0.0
@@ -223,6 +223,8 @@ class Controller:
         self.persist()
         self.act(m.WelcomeAgent(event.slot, node.id))
         for info in event.workers:
+            if info.worker not in self.roster.workers:
+                self.computed += info.computed
             self.roster.add_worker(info.worker, node, info)
             self.reference = self.reference or info
         for worker in event.starting:
@@ -445,8 +447,8 @@ class Controller:
         before, plan = self.ballots.members, make_plan(order, reports)
         self.ballots.adopt(plan, self.now)
         self.cause = ""
-        self.persist()
         self.costs.planned(plan, reports, self.lost_micro_batches(plan, before, reports))
+        self.persist()
         for worker in sorted(before - self.ballots.members - self.left):
             self.act(m.AppendEvent("member_left", {"worker": worker, "reason": "gone while no controller looked"}))
         self.left.clear()
@@ -640,6 +642,10 @@ class Controller:
             "faults": self.schedule.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
+            "totals": {
+                **self.costs.totals(),
+                "computed": self.computed - sum(w.computed for w in self.roster.living()),
+            },
         }
         self.act(m.Persist(state))
 
@@ -649,6 +655,8 @@ class Controller:
         self.schedule.restore(state["faults"])
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]
+        self.costs.restore(state["totals"])
+        self.computed = state["totals"]["computed"]  # by the dead; the living tell of themselves
 
     def to_worker(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
         if self.roster.lives(worker):
@@ -659,4 +667,5 @@ def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, An
     """What a job that resumes a run keeps of its last controller: the numbers given out, the faults already done."""
     roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
     faults = durable["faults"] if same_faults else []
-    return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False}
+    totals = {**Costs().totals(), "computed": 0}  # each job counts its own
+    return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False, "totals": totals}

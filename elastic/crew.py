@@ -35,6 +35,7 @@ class Worker:
     info: Plain | None = None  # of its WorkerUp
     linked: bool = False
     optimizer_bytes: int = 0
+    computed: int = 0  # micro-batches in its life
     kill: m.KillWorker | None = None  # asked for before it was forked
     exited: float | None = None  # wall clock
     exit_due: float = float("inf")  # monotonic: its exit is told at the latest then
@@ -101,7 +102,7 @@ class Crew:
     def up(self) -> list[Plain]:
         """WorkerInfo, in its plain form, of those that are up."""
         return [
-            {**w.info, "linked": w.linked, "optimizer_bytes": w.optimizer_bytes}
+            {**w.info, "linked": w.linked, "optimizer_bytes": w.optimizer_bytes, "computed": w.computed}
             for w in self._workers.values()
             if w.info is not None and w.exited is None
         ]
@@ -178,6 +179,7 @@ class Crew:
             case "Resumed" | "ShardFilled":
                 self._holds(worker, event["optimizer_bytes"])
             case "Progress":
+                worker.computed = event["total"]
                 self._metrics.worker(worker.id, micro_batches=float(event["total"]))
                 self._holds(worker, event.get("optimizer_bytes", 0))
             case "StepsDecided":

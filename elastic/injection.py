@@ -71,8 +71,8 @@ class Schedule:
             if fault.state == "injected" and fault.wait:
                 return None
             if fault.state == "pending":
-                reached = fault.at_step in self._arrived if fault.wait else ledger_next >= fault.at_step
-                return fault if reached else None
+                waited_for = not fault.wait or fault.at_step in self._arrived
+                return fault if waited_for and ledger_next >= fault.at_step else None
         return None
 
     def waited_for(self) -> list[Scheduled]:

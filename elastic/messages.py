@@ -28,6 +28,7 @@ class WorkerInfo:
     probe: str
     linked: bool = False
     optimizer_bytes: int = 0
+    computed: int = 0  # micro-batches in its life
 
 
 @dataclass(frozen=True, slots=True)

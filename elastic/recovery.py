@@ -83,6 +83,14 @@ class Costs:
         self.pause_seconds = 0.0
         self._kills: dict[WorkerId, float] = {}
 
+    def totals(self) -> dict[str, Any]:
+        """What a new controller counts on from."""
+        return {"faults": self.faults, "recomputed": self.recomputed, "pause_seconds": self.pause_seconds}
+
+    def restore(self, totals: Mapping[str, Any]) -> None:
+        self.faults, self.recomputed = totals["faults"], totals["recomputed"]
+        self.pause_seconds = totals["pause_seconds"]
+
     def notice(self, worker: WorkerId, time: float) -> bool:
         """Somebody saw that a member is gone. Whether that begins a recovery."""
         begins = self.now is None

@@ -115,7 +115,7 @@ class Roster:
             return self.workers[worker]
         added = self.workers[worker] = Worker(worker, node.id, node.slot)
         if info is not None:
-            added.info, added.optimizer_bytes = info, info.optimizer_bytes
+            added.info, added.optimizer_bytes, added.computed = info, info.optimizer_bytes, info.computed
             added.state = WorkerState.READY if info.linked else WorkerState.UP
         return added
 
