@@ -29,6 +29,7 @@ from elastic.config import JobConfig, stored_job
 from elastic.record_lines import read_events, read_ledger
 from elastic.records import EventLog
 from elastic.rundir import RunDirectory, hold, open_run, write_atomic
+from runtime.comm.local import private_directory
 
 if TYPE_CHECKING:
     from elastic.cluster.session import Ended
@@ -86,6 +87,8 @@ def run_job(run: RunDirectory, job: JobConfig, address: str, resume: bool, signa
     except Exception as error:  # the process's edge
         traceback.print_exc()
         state, reason = "failed", f"the job process failed: {type(error).__name__}: {error}; see {run.job_log}"
+    with contextlib.suppress(EverstepError), private_directory():
+        pass  # making one removes those that killed agents couldn't
     _write_end(run, state, reason, begun)
     if state == "failed":
         print(f"everstep: {reason}", file=sys.stderr, flush=True)

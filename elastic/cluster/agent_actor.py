@@ -43,9 +43,10 @@ class Relay:
         self._slot = slot
         self._lock = threading.Lock()
         self._handle: Any = None
-        self._introduction: Any = None  # the call under way
+        self._introduction: Any = None  # the newest; None while the agent is about to make it
+        self._called = False
         self._calls: list[tuple[Any, list[Plain]]] = []  # with events that must not be lost
-        self._last: Any = None
+        self._last: Any = None  # the newest of any kind
 
     def introduce(self, event: Plain, contact: Plain) -> None:
         node_id = ray.get_runtime_context().get_node_id()
@@ -61,37 +62,44 @@ class Relay:
                 self._calls.append((call, kept))
 
     def look_after(self, agent: Agent, ended: threading.Event) -> None:
-        """A thread's work: introduce the agent, and whenever a call has failed introduce it again."""
-        heard, lost = False, []
-        while not ended.is_set():
-            with self._lock:
-                introduction, last = self._introduction, self._last
-                calls, self._calls = self._calls, []
-            open_calls = []
-            for call, kept in calls:
-                state = _outcome(call)
-                if state is None:
-                    open_calls.append((call, kept))
-                elif not state:
-                    lost += kept
-                    heard = False
-            with self._lock:
-                self._calls = open_calls + self._calls
-            if heard and _outcome(last) is False:
-                heard = False
-            if not heard:
-                answer = _outcome(introduction) if introduction is not None else False
-                if answer:
-                    agent.report_again(lost)
-                    heard, lost = True, []
-                elif answer is False:
-                    self._call_in(agent)
-            ended.wait(CHECK_PERIOD_SECONDS)
+        """A thread's work: introduce the agent; whenever a call has failed, again, until one is heard."""
+        lost: list[Plain] = []
+        due = not self._call_in(agent)
+        while not ended.wait(CHECK_PERIOD_SECONDS):
+            lost_now, failed = self._sort_calls()
+            lost += lost_now
+            under_way = self._introduction is None
+            heard = None if under_way else _outcome(self._introduction)
+            due = due or failed or heard is False
+            if due and (heard is not None or not self._called):
+                due = not self._call_in(agent)
+            elif lost and heard:
+                agent.report_again(lost)
+                lost = []
 
-    def _call_in(self, agent: Agent) -> None:
-        with contextlib.suppress(ValueError):  # no controller of that name now
+    def _sort_calls(self) -> tuple[list[Plain], bool]:
+        """Of the calls that are over: what must be said again, and whether any has failed."""
+        with self._lock:
+            calls, self._calls = self._calls, []
+            if self._last is not None:
+                calls.append((self._last, []))
+                self._last = None
+        outcomes = [(_outcome(call), call, kept) for call, kept in calls]
+        with self._lock:
+            self._calls = [(call, kept) for outcome, call, kept in outcomes if outcome is None] + self._calls
+        failed = [kept for outcome, _, kept in outcomes if outcome is False]
+        return [event for kept in failed for event in kept], bool(failed)
+
+    def _call_in(self, agent: Agent) -> bool:
+        """False if there is no controller of that name now."""
+        try:
             self._controller()
-            agent.introduce()
+        except ValueError:
+            return False
+        with self._lock:
+            self._introduction, self._called = None, True
+        agent.introduce()
+        return True
 
     def _controller(self) -> Any:
         if self._handle is None:
@@ -101,8 +109,6 @@ class Relay:
 
 def _outcome(call: Any) -> bool | None:
     """Did the call reach the controller? None: not known yet."""
-    if call is None:
-        return None
     done, _ = ray.wait([call], timeout=0)
     if not done:
         return None
