@@ -7,7 +7,7 @@ rules: a lead of one step at most, nothing uncertified applied, a certificate me
 gradient, frozen workers are silent (worker.py), every shard keeps a holder after one failure
 
 ``failures`` is the ghost of the explicit-state model: failures since every shard was last complete at the owner and
-the backup that the newest plan names. A node counts as one if no shard had both on it.
+the backup that the newest plan names (after a start or a rollback: since they all were for the first time). A node counts as one if no shard had both on it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
+NOT_YET = 1000  # failures: nothing is promised before all copies were there for the first time
+
+
 class Violation(Exception):
     """A promise is broken."""
 
@@ -35,7 +38,7 @@ class Checks:
         self.newest: Plan | None = None
         self.members: frozenset[WorkerId] = frozenset()
         self.joining: frozenset[WorkerId] = frozenset()
-        self.failures = 0
+        self.failures = NOT_YET
         self.spread = False  # when last full, no shard had both copies on one node
         self.rolled_back: Ballot | None = None
         self.max_step = -1
@@ -237,6 +240,7 @@ class Checks:
         self.joining = frozenset(m.worker for m in plan.members if m.joining)
         if plan.checkpoint is not None:
             self.rolled_back = plan.ballot
+            self.failures = NOT_YET
             for table in (self.versions, self.certificates):
                 for version in [v for v in table if v >= plan.version]:
                     del table[version]
@@ -247,7 +251,7 @@ class Checks:
         self.rollbacks += 1
         if not current:
             return
-        if self.failures <= 1 and not self.never_ran():
+        if self.failures <= 1:
             self.violation(f"P4: rollback to {plan.version} after {self.failures} failure since full redundancy")
         reporters = [self.world.workers[w].tx for w in plan.ids()]
         newest = max((t.plan for t in reporters if t.plan is not None), key=lambda p: p.ballot, default=None)
@@ -265,10 +269,6 @@ class Checks:
         ]
         if not lost:
             self.violation(f"P4: rollback to {plan.version} though every shard has a complete copy of {version}")
-
-    def never_ran(self) -> bool:
-        """Nobody alive has installed the newest plan, which itself began from a checkpoint."""
-        return self.newest is not None and self.newest.checkpoint is not None
 
     def settled(self, controller: Controller) -> None:
         """The controller says that nothing is under way: then every shard has two copies, on two nodes if there are."""
@@ -313,8 +313,10 @@ class Checks:
         world, disk = self.world, self.world.disk
         if state not in ("done", "stopped"):
             self.violation(f"the run ended as {state}: {reason}")
-        end = world.job.steps if state == "done" else len(disk.ledger)
-        if [r.step for r in disk.ledger] != list(range(end)):
+        end = self.newest.stop_at if self.newest is not None else 0
+        if state == "done" and end != world.job.steps:
+            self.violation(f"done at step {end} of {world.job.steps}")
+        if [r.step for r in disk.ledger] != list(range(max(end, len(disk.ledger)))):  # it may end after a rollback
             self.violation(f"P2: the ledger has {len(disk.ledger)} steps of {end}")
         if disk.newest() != end:
             self.violation(f"no checkpoint of version {end} at the end, but {disk.newest()}")

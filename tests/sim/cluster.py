@@ -73,6 +73,7 @@ class SimAgent:
     up_last: float = 0.0
     held_until: float = 0.0  # its words and what is told to it are under way until then
     down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
+    late: dict[int, float] = field(default_factory=dict)  # by incarnation: nothing of it arrives before
 
     def living(self) -> list[SimWorker]:
         return [w for w in self.workers.values() if w.alive]
@@ -139,6 +140,10 @@ class Cluster:
         if self.engine.random.random() < 0.4:
             self.deposed[self.incarnation] = self.controller
         self.controller = None
+        for agent in self.agents.values():
+            if self.engine.random.random() < 0.4:
+                late = self.engine.now + self.engine.random.choice((0.3, 2.0, 6.0)) * self.engine.random.random()
+                agent.late[self.incarnation] = late
         if not self.restarting:
             self.restarting = True
             self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller)
@@ -309,6 +314,9 @@ class Cluster:
             agent.starting.discard(worker)
         known = agent.workers.get(worker)
         if known is not None and known.alive:
+            if known.stubborn_until > self.engine.now:
+                self.engine.at(known.stubborn_until, self.kill_worker, agent, worker, fault)
+                return
             if fault:
                 self.tell(agent, m.Killed(worker, self.world.wall()))
             self.worker_dies(known, "SIGKILL")
@@ -369,8 +377,11 @@ class Cluster:
         lane = self.incarnation if incarnation is None else incarnation
         arrival = max(agent.down_last.get(lane, 0.0), self.engine.now + self.control_seconds(), agent.held_until)
         agent.down_last[lane] = arrival
-        self.engine.at(arrival, self.at_slot, agent, call, arguments)
+        self.engine.at(arrival, self.at_slot, agent, lane, call, arguments)
 
-    def at_slot(self, agent: SimAgent, call: Any, arguments: tuple[Any, ...]) -> None:
-        if agent.alive:
+    def at_slot(self, agent: SimAgent, lane: int, call: Any, arguments: tuple[Any, ...]) -> None:
+        late = agent.late.get(lane, 0.0)
+        if late > self.engine.now:
+            self.engine.at(late, self.at_slot, agent, lane, call, arguments)
+        elif agent.alive:
             call(agent, *arguments)

@@ -31,7 +31,7 @@ STEP_POINTS = (
     "save",
     "gate",
 )
-CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "join", "lost")
+CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "filled", "join", "lost")
 KINDS = {
     "kill-worker": 30,
     "kill-node": 6,
@@ -49,6 +49,39 @@ KINDS = {
 }
 PER_STEP = {"compute": 5, "contributed": 15, "reduced": 4, "gradient in flight": 4, "vote": 14, "certified": 5}
 PER_STEP |= {"publish": 14, "install": 5}
+
+# Chains that random faults rarely make, each as (kinds, points, most occurrences, hits whoever is there).
+Link = tuple[tuple[str, ...], tuple[str, ...], int, bool]
+DEATHS = ("kill-worker", "isolate-worker", "desert-node", "split-node", "kill-node")
+MOTIFS: tuple[tuple[Link, ...], ...] = (
+    # whoever knows more than the rest is lost or cut off, and the next controller finds it again
+    (
+        (("isolate-worker", "split-node", "desert-node"), ("certified", "publish"), 8, True),
+        (("kill-controller",), ("ask", "report", "plan sent", "plan"), 8, True),
+        (("kill-worker", "cut-link"), ("report", "plan", "install"), 8, False),
+    ),
+    # a publisher is lost in mid-sentence
+    ((("kill-worker", "isolate-worker"), ("certified", "publish", "vote", "reduced"), 12, True),) * 2,
+    # a controller dies in mid-sentence, twice
+    (
+        (("kill-worker", "cut-link", "kill-controller"), ("vote", "publish", "reduced", "certified"), 12, True),
+        (("kill-controller",), ("ask sent", "ask", "report", "plan sent", "plan"), 8, False),
+        (("kill-controller", "kill-worker"), ("ask sent", "ask", "report", "plan sent", "plan"), 8, True),
+    ),
+    # a copy moves to who has joined, and its holders die around that
+    (
+        (("kill-worker", "add-node", "kill-agent"), ("install", "contributed"), 8, True),
+        (("kill-worker", "kill-worker", "freeze-worker"), ("fill", "filled", "report"), 8, True),
+        (("kill-worker",), ("ask", "report", "plan sent", "plan", "filled"), 8, True),
+        (("kill-worker",), ("plan", "install", "report"), 8, True),
+    ),
+    # everything is lost, and the rollback is disturbed
+    (
+        (("kill-node", "kill-worker"), ("reduced", "vote", "fill"), 8, True),
+        (("kill-worker", "kill-node"), ("ask", "report", "plan"), 4, False),
+        (("kill-worker", "kill-node", "cut-link", "kill-controller"), ("plan", "install"), 6, False),
+    ),
+)
 
 
 @dataclass
@@ -73,21 +106,36 @@ class Faults:
         self.points: Counter[str] = Counter()
 
     def draw(self) -> list[Fault]:
-        random, steps = self.random, self.world.job.steps
+        """By chance; in half of the seeds part of it is a motif."""
+        random = self.random
         number = random.choice((3, 3, 4, 5, 6))
-        kinds = random.choices(list(KINDS), list(KINDS.values()), k=number)
-        latest = sorted(random.randrange(1, steps) for _ in range(number))
-        faults = []
-        for index, kind in enumerate(kinds):
-            chained = index > 0 and random.random() < 0.5
-            if chained and random.random() < 0.65:
-                point, count = random.choice(CHANGE_POINTS), random.randint(1, 6)
-            else:
-                point = random.choice(STEP_POINTS)
-                count = 1 + random.randrange(2 * PER_STEP.get(point, 3))
-            earliest = max(0, latest[index] - 3) if index or random.random() < 0.9 else -1
-            faults.append(Fault(kind, point, count, earliest, latest[index], chained, random.random() < 0.6))
+        latest = sorted(random.randrange(1, self.world.job.steps) for _ in range(number))
+        faults = [self.draw_one(index, latest[index]) for index in range(number)]
+        if random.random() < 0.5:
+            motif = [
+                Fault(random.choice(kinds), random.choice(points), random.randint(1, most), 0, 0, True, here)
+                for kinds, points, most, here in random.choice(MOTIFS)
+            ]
+            at = random.randrange(2)
+            for fault, replaced in zip(motif, faults[at : at + len(motif)], strict=False):
+                fault.earliest, fault.latest = replaced.earliest, replaced.latest
+            faults[at : at + len(motif)] = motif
+            faults[at].chained = at > 0 and random.random() < 0.3
+            for fault in faults[at:]:
+                fault.latest = max(fault.latest, faults[at].latest)
         return faults
+
+    def draw_one(self, index: int, latest: int) -> Fault:
+        random = self.random
+        (kind,) = random.choices(list(KINDS), list(KINDS.values()))
+        chained = index > 0 and random.random() < 0.5
+        if chained and random.random() < 0.65:
+            point, count = random.choice(CHANGE_POINTS), random.randint(1, 6)
+        else:
+            point = random.choice(STEP_POINTS)
+            count = 1 + random.randrange(2 * PER_STEP.get(point, 3))
+        earliest = max(0, latest - 3) if index or random.random() < 0.9 else -1
+        return Fault(kind, point, count, earliest, latest, chained, random.random() < 0.6)
 
     # --- waiting for the moment ---------------------------------------------------------------------------------
 
@@ -164,10 +212,16 @@ class Faults:
         self.world.request("add-node")
 
     def freeze_worker(self, target: SimWorker) -> None:
-        """SIGSTOP, and SIGCONT some time later."""
+        """SIGSTOP, and SIGCONT some time later; perhaps in a state in which it can't be killed either."""
         target.stopped = True
+        self.perhaps_stubborn(target)
         seconds = self.random.choice((0.05, 0.3, 1.0, 4.0, 20.0))
         self.world.engine.after(self.world.engine.jitter(seconds), target.resume)
+
+    def perhaps_stubborn(self, target: SimWorker) -> None:
+        """A signal to it takes effect only after a while."""
+        if self.random.random() < 0.5:
+            target.stubborn_until = self.world.engine.now + self.random.choice((0.5, 3.0, 10.0))
 
     def slow_link(self, target: SimWorker) -> None:
         slow = self.world.network.slow
@@ -188,6 +242,7 @@ class Faults:
 
     def isolate_worker(self, target: SimWorker) -> None:
         self.cut(target, self.others(target), self.random.choice((0.0, 1.0, 3.0)))
+        self.perhaps_stubborn(target)
         if self.random.random() < 0.5:
             self.hold_control(target.agent, self.random.choice((0.2, 2.0)))
 

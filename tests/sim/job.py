@@ -63,6 +63,8 @@ class Profile:
 
     micro_batch_seconds: float
     link_seconds: tuple[float, float]  # each direction of each pair takes one between these
+    lazy_senders: frozenset[int]  # workers whose frames take `laziness` times as long
+    laziness: float
     control_seconds: float
     settle_seconds: float
     write_seconds: float
@@ -118,7 +120,11 @@ def draw_profile(random: Random) -> Profile:
     slow = random.choice((0.0005, 0.002, 0.01, 0.03))
     return Profile(
         micro_batch_seconds=random.choice((0.005, 0.02, 0.04)),
-        link_seconds=(random.choice((0.1, 1.0)) * slow, slow),
+        link_seconds=(random.choice((0.01, 0.1, 1.0)) * slow, slow),
+        lazy_senders=frozenset(w for w in range(12) if random.random() < 0.25)
+        if random.random() < 0.4
+        else frozenset(),
+        laziness=random.choice((5.0, 30.0)),
         control_seconds=random.choice((0.001, 0.005, 0.02, 0.08)),
         settle_seconds=random.choice((0.0005, 0.01, 0.1, 1.0)),
         write_seconds=random.choice((0.005, 0.05, 0.3)),

@@ -89,7 +89,9 @@ class SimMesh:
 
 
 class Network:
-    def __init__(self, engine: Engine, base_seconds: Callable[[], float], workers: dict[WorkerId, SimWorker]) -> None:
+    def __init__(
+        self, engine: Engine, base_seconds: Callable[[WorkerId], float], workers: dict[WorkerId, SimWorker]
+    ) -> None:
         self.engine, self.base_seconds, self.workers = engine, base_seconds, workers
         self.bases: dict[tuple[WorkerId, WorkerId], float] = {}
         self.slow: dict[tuple[WorkerId, WorkerId], float] = {}  # factor
@@ -132,7 +134,7 @@ class Network:
         key = (sender.id, receiver.id)
         known = self.bases.get(key)
         if known is None:
-            known = self.bases[key] = self.base_seconds()
+            known = self.bases[key] = self.base_seconds(sender.id)
         return known
 
     # --- links ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SILENT_WHILE_FROZEN = (a.Send, a.Decided, a.Save, a.Filled, a.Ended, a.AtGate)
-POINT_OF_ACTION = {a.SendReport: "report", a.Save: "save", a.AtGate: "gate"}
+POINT_OF_ACTION = {a.SendReport: "report", a.Save: "save", a.AtGate: "gate", a.Filled: "filled"}
 
 
 class Died(Exception):
@@ -173,6 +173,7 @@ class SimWorker:
         self.world, self.agent, self.id, self.slowness = world, agent, worker, slowness
         self.alive = True
         self.stopped = False  # by a signal
+        self.stubborn_until = 0.0  # no signal that its agent sends has effect before
         self.backlog: list[tuple[Any, tuple[Any, ...]]] = []
         self.marks: list[str] = []
         self.redial_due = False

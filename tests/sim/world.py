@@ -82,8 +82,7 @@ class World:
         )
         self.judge = Judge()
         self.workers: dict[WorkerId, SimWorker] = {}
-        low, high = self.profile.link_seconds
-        self.network = Network(self.engine, lambda: random.uniform(low, high), self.workers)
+        self.network = Network(self.engine, self.link_seconds, self.workers)
         self.disk = Disk()
         self.cluster = Cluster(self)
         self.checks = Checks(self)
@@ -203,6 +202,11 @@ class World:
 
     def slowness(self) -> float:
         return self.engine.random.choice((1.0, 1.0, 1.0, 1.0, 1.5, 3.0, 10.0))
+
+    def link_seconds(self, sender: WorkerId) -> float:
+        low, high = self.profile.link_seconds
+        seconds = low * (high / low) ** self.engine.random.random()
+        return seconds * self.profile.laziness if sender in self.profile.lazy_senders else seconds
 
     def settle_seconds(self) -> float:
         return self.engine.jitter(self.profile.settle_seconds)
