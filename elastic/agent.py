@@ -193,6 +193,7 @@ class Agent:
             "host": self.facts.host,
             "workers": self._crew.up(),
             "starting": self._crew.starting(),
+            "exited": self._crew.exited,
         }
         self._controller.introduce(event, {"pid": os.getpid(), "metrics": f"{host}:{self._served.port}"})
 

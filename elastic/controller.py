@@ -27,7 +27,7 @@ from elastic.injection import FaultEntry, Schedule, Scheduled, action_of, has_ac
 from elastic.messages import Action, Event
 from elastic.plan import Order, make_plan
 from elastic.recovery import Costs
-from elastic.roster import Roster, WorkerState, difference
+from elastic.roster import Node, Roster, WorkerState, difference
 from elastic.standing import standing
 from elastic.suspects import GRACE_SECONDS, Suspects
 from runtime.protocol import Plan, Report, StepRecord, WorkerId, to_plain
@@ -229,12 +229,21 @@ class Controller:
             self.reference = self.reference or info
         for worker in event.starting:
             self.roster.add_worker(worker, node)
+        for exit in event.exited:
+            self.died_unseen(exit, node)
         for worker in first:
             self.roster.add_worker(worker, node)
             self.act(m.StartWorker(node.slot, worker))
         if event.workers:
             self.tell_peers()
         self.act(m.PublishStatus())
+
+    def died_unseen(self, exit: m.Exit, node: Node) -> None:
+        """A member that was lost while no controller looked: a fault like any other."""
+        if exit.worker in self.ballots.members and exit.worker not in self.roster.workers:
+            self.roster.add_worker(exit.worker, node).state = WorkerState.DEAD
+            self.computed += exit.computed
+            self.gone(exit.worker, exit.reason, exit.time, "exit")
 
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
@@ -465,9 +474,11 @@ class Controller:
         if plan.checkpoint is None:
             progress = [self.roster.workers[w].progress for w in before - kept if w in self.roster.workers]
             return sum(done for step, done in progress if step == plan.version)
-        furthest = max((r.step for r in reports.values() if r.plan is not None), default=plan.version)
+        members = [w for w in self.roster if w.id in before]
+        reached = [r.step for r in reports.values() if r.plan is not None] + [w.progress[0] for w in members]
+        furthest = max(reached, default=plan.version)
         whole = max(0, furthest - plan.version) * self.facts.logical_ranks * self.facts.micro_batches_per_rank
-        return whole + sum(w.progress[1] for w in self.roster if w.id in before and w.progress[0] == furthest)
+        return whole + sum(w.progress[1] for w in members if w.progress[0] == furthest >= plan.version)
 
     def send_plan(self, plan: Plan, to: set[WorkerId]) -> None:
         self.ballots.sent = self.now
@@ -485,7 +496,8 @@ class Controller:
 
     def under_the_plan(self, event: m.PlanInstalled | m.Resumed | m.Recomputed | m.ShardFilled) -> None:
         """Word from a member about the newest plan."""
-        recovery = self.costs.now if self.costs.now is not None and self.costs.now.ballot == event.ballot else None
+        now = self.costs.now
+        recovery = now if now is not None and now.ballot == event.ballot else None  # not what a later change costs
         match event:
             case m.PlanInstalled(worker, _, waiting, opened, closed):
                 self.ballots.installed.add(worker)
@@ -501,9 +513,9 @@ class Controller:
                     recovery.resumed[worker] = time
                     recovery.bytes_moved += bytes_moved
             case m.Recomputed(worker, _, milliseconds):
-                if recovery is not None:
-                    recovery.handed_over.discard(worker)
-                    recovery.recompute_ms = max(recovery.recompute_ms, milliseconds)
+                if now is not None:
+                    now.handed_over.discard(worker)
+                    now.recompute_ms = max(now.recompute_ms, milliseconds)
             case m.ShardFilled(worker, _, shard, optimizer_bytes):
                 self.ballots.unfilled.discard((worker, shard))
                 self.roster.workers[worker].optimizer_bytes = optimizer_bytes
@@ -642,12 +654,13 @@ class Controller:
             "faults": self.schedule.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
-            "totals": {
-                **self.costs.totals(),
-                "computed": self.computed - sum(w.computed for w in self.roster.living()),
-            },
+            "totals": {**self.costs.totals(), "computed": self.computed - self.retold()},
         }
         self.act(m.Persist(state))
+
+    def retold(self) -> int:
+        """Micro-batches of those that a new controller is told of anew: the living, and members that have died."""
+        return sum(w.computed for w in self.roster if w.alive or w.id in self.ballots.members)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.roster.restore(state["roster"])
@@ -656,7 +669,7 @@ class Controller:
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]
         self.costs.restore(state["totals"])
-        self.computed = state["totals"]["computed"]  # by the dead; the living tell of themselves
+        self.computed = state["totals"]["computed"]  # the rest is `retold`
 
     def to_worker(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
         if self.roster.lives(worker):

@@ -56,6 +56,7 @@ class Crew:
         self._selector, self._forker, self._server = selector, forker, server
         self._metrics, self._setup, self._say = metrics, setup, say
         self._workers: dict[WorkerId, Worker] = {}
+        self.exited: list[Plain] = []  # Exit, in its plain form, of all that have
         self._strangers: list[Channel] = []  # connected, and not known to be a worker of ours yet
         self._sent_to_all: signal.Signals | None = None  # so also to those who are being forked
 
@@ -208,4 +209,5 @@ class Crew:
             worker.channel.close("its process has ended")
         del self._workers[worker.id]
         self._metrics.worker_gone(worker.id)
+        self.exited.append({"worker": worker.id, "reason": reason, "time": moment, "computed": worker.computed})
         self._say(event_to_plain(m.WorkerExited(worker.id, reason, moment)))

@@ -32,6 +32,16 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Exit:
+    """A worker that its agent saw end."""
+
+    worker: WorkerId
+    reason: str
+    time: float
+    computed: int  # micro-batches in its life
+
+
+@dataclass(frozen=True, slots=True)
 class AgentUp:
     """An agent introduces itself, to a new controller or anew. `instance` is unique to its process."""
 
@@ -40,6 +50,7 @@ class AgentUp:
     host: str
     workers: tuple[WorkerInfo, ...] = ()
     starting: tuple[WorkerId, ...] = ()  # workers that it started and that aren't up yet
+    exited: tuple[Exit, ...] = ()  # of its life, for a controller that has not heard of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Recovery:
     noticed: float
     killed: float | None = None
     lost: set[WorkerId] = field(default_factory=set)
-    ballot: Ballot | None = None
+    ballot: Ballot | None = None  # of the plan that ends the pause
     survivors: set[WorkerId] = field(default_factory=set)
     waiting: dict[WorkerId, bool] = field(default_factory=dict)
     resumed: dict[WorkerId, float] = field(default_factory=dict)
@@ -39,8 +39,8 @@ class Recovery:
 
     def planned(self, ballot: Ballot, survivors: set[WorkerId], handed_over: set[WorkerId]) -> None:
         """A plan was made. While the pause lasts it supersedes earlier ones; later it is some other change's."""
-        self.ballot = ballot
         if self.went_on is None:
+            self.ballot = ballot
             self.survivors, self.handed_over = survivors, set(handed_over)
             self.waiting.clear()
             self.resumed.clear()

@@ -91,6 +91,7 @@ def worker_info(value: Mapping[str, Any]) -> m.WorkerInfo:
 _FIELDS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("AgentUp", "workers"): lambda v: tuple(worker_info(w) for w in v),
     ("AgentUp", "starting"): tuple,
+    ("AgentUp", "exited"): lambda v: tuple(m.Exit(**e) for e in v),
     ("WorkerUp", "info"): worker_info,
     ("Reported", "report"): report_from_plain,
     ("PlanInstalled", "ballot"): _ballot,

@@ -194,6 +194,7 @@ class Driver:
             case "peers":
                 self.on_peers(message["peers"])
             case "release":
+                self.resumed_at = time.monotonic()  # what was handed over could not be begun before
                 self.do(self.tx.on_release(message["step"]))
             case "ack":
                 self.records = {s: r for s, r in self.records.items() if s >= message["step"]}
