@@ -14,7 +14,7 @@ from typing import Any
 
 from dataloader.errors import DataError, HostError
 from elastic.config import FaultConfig
-from elastic.controller import resumed_state
+from elastic.controller_state import resumed_state
 from elastic.records import fsync_directory
 from elastic.rundir import RunDirectory, write_atomic
 

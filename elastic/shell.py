@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from dataloader.errors import EverstepError, InternalError
 from elastic import messages as m
 from elastic.config import JobConfig
-from elastic.controller import ControllerFacts
+from elastic.controller_state import ControllerFacts
 from elastic.durable import write_state
 from elastic.messages import Action, Event
 from elastic.record_lines import read_events, read_ledger

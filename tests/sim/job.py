@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from elastic.controller import ControllerFacts
+from elastic.controller_state import ControllerFacts
 from runtime.step_state import JobFacts
 from tests.sim.values import GLOBAL_BATCH_PER_RANK
 

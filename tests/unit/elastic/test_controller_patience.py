@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic import messages as m
-from elastic.controller import RESEND_SECONDS, Controller, ControllerFacts
+from elastic.controller import RESEND_SECONDS, Controller
+from elastic.controller_state import ControllerFacts
 from runtime.protocol import NO_BALLOT, Ballot, HoldingReport, Plan, Report, WorkerId, plan_from_plain
 
 

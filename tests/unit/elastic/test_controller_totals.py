@@ -8,7 +8,7 @@ from typing import Any
 from test_controller_patience import Entry, Play, info
 
 from elastic import messages as m
-from elastic.controller import resumed_state
+from elastic.controller_state import resumed_state
 from runtime.protocol import StepRecord
 
 

@@ -1,0 +1,129 @@
+"""What the controller knows, what of it survives it, and how it speaks. Pure.
+
+Three rooms make one controller: this one; elastic/workforce.py, who is there; elastic/controller.py, what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic import messages as m
+from elastic.ballots import Ballots
+from elastic.chronicle import Chronicle
+from elastic.injection import FaultEntry, Schedule
+from elastic.messages import Action
+from elastic.recovery import Costs
+from elastic.roster import Roster
+from elastic.suspects import Suspects
+from runtime.protocol import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """What the controller knows of its job, from the job file."""
+
+    nodes: int
+    workers_per_node: int
+    standbys: int
+    min_workers: int
+    logical_ranks: int
+    shards: int
+    steps: int
+    micro_batches_per_rank: int
+    faults: tuple[FaultEntry, ...] = ()
+
+
+class ControllerState:
+    """`durable`: the last persisted state, if any; `ledger_digest`: of a step that is in the ledger."""
+
+    def __init__(
+        self,
+        facts: ControllerFacts,
+        durable: Mapping[str, Any] | None,
+        incarnation: int,
+        ledger_next: int,
+        ledger_digest: Callable[[int], str | None],
+        checkpoint: int | None,
+    ) -> None:
+        self.facts = facts
+        self.roster = Roster(facts.workers_per_node, facts.standbys)
+        self.schedule = Schedule(facts.faults)
+        self.ballots = Ballots(incarnation)
+        self.suspects = Suspects()
+        self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
+        self.costs = Costs()
+        self.computed = 0
+        self.stop_requested = False
+        if durable is not None:
+            self.restore(durable)
+        self.fresh = not self.roster.slots
+        self.cause = "" if self.fresh else "new controller"  # a ballot is due
+        self.returning: set[int] = set()  # slots whose agents have not introduced themselves to this incarnation
+        self.started = 0.0
+        self.join_at: float | None = None
+        self.left: set[WorkerId] = set()  # members whose leaving is recorded
+        self.reference: m.WorkerInfo | None = None
+        self.initialising: WorkerId | None = None
+        self.prune_due = False
+        self.failed_starts = 0
+        self.failure = ""
+        self.last_step: Mapping[str, Any] = {}
+        self.ended: tuple[str, str] | None = None
+        self.waiting_for_workers = False
+        self.now = 0.0
+        self._actions: list[Action] = []
+
+    def act(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def end(self, state: str, reason: str) -> None:
+        if self.ended is None:
+            self.ended = (state, reason)
+            totals = {"computed": self.computed, "recomputed": self.costs.recomputed, "faults": self.costs.faults}
+            self.act(m.AppendEvent("run_ended", {"state": state, "reason": reason, **totals}))
+            self.act(m.PublishStatus())
+            self.act(m.End(state, reason))
+
+    # --- what survives, who is spoken to ----------------------------------------------------------------------------
+
+    def persist(self) -> None:
+        state = {
+            "roster": self.roster.durable(),
+            "members": sorted(self.ballots.members),
+            "faults": self.schedule.durable(),
+            "stop": self.stop_requested,
+            "number": self.ballots.number,
+            "totals": {**self.costs.totals(), "computed": self.computed - self.retold()},
+        }
+        self.act(m.Persist(state))
+
+    def retold(self) -> int:
+        """Micro-batches of those that a new controller is told of anew: the living, and members that have died."""
+        return sum(w.computed for w in self.roster if w.alive or w.id in self.ballots.members)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.roster.restore(state["roster"])
+        self.ballots.members = set(state["members"])
+        self.schedule.restore(state["faults"])
+        self.stop_requested = state["stop"]
+        self.ballots.number = state["number"]
+        self.costs.restore(state["totals"])
+        self.computed = state["totals"]["computed"]  # the rest is `retold`
+
+    def to_worker(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
+        if self.roster.lives(worker):
+            self.act(m.ToWorker(self.roster.workers[worker].slot, worker, message))
+
+
+def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, Any]:
+    """What a job that resumes a run keeps of its last controller: the numbers given out, the faults already done."""
+    roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
+    faults = durable["faults"] if same_faults else []
+    totals = {**Costs().totals(), "computed": 0}  # each job counts its own
+    return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False, "totals": totals}
