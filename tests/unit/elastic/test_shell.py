@@ -254,7 +254,8 @@ def test_the_status_is_limited_but_the_last_is_written(stage: Stage) -> None:
 def test_a_checkpoint_is_published_when_the_ledger_has_its_steps(stage: Stage, step_record: Record) -> None:
     first_checkpoint(stage)
     files = {shard: entry(stage, 2, shard) for shard in (0, 1)}
-    shell = stage.open([m.AppendLedger(step_record(0)), m.WriteManifest(2, files)], [m.AppendLedger(step_record(1))])
+    told = [m.AppendLedger(step_record(0)), m.WriteManifest(2, files)], [m.AppendLedger(step_record(1))]
+    shell = stage.open(*told, [m.PruneCheckpoints()])
     shell.handle(m.Tick())
     time.sleep(0.1)
     assert [type(e).__name__ for e in stage.core.heard] == ["Tick"]
@@ -269,6 +270,8 @@ def test_a_checkpoint_is_published_when_the_ledger_has_its_steps(stage: Stage, s
     assert (whole.version, whole.layout, whole.optimizer) == (2, "d" * 32, "x")
     assert whole.buffers is not None
     assert whole.buffers.file == "buffers.aa.safetensors"
+    while store.size("v00000000/manifest.json") is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert store.size("v00000000/manifest.json") is None  # keep: 1
     assert read_manifest(store, 2).shards[1].shard == 1
 
