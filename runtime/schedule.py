@@ -52,4 +52,5 @@ def _decay(config: ScheduleConfig, step: int, steps: int) -> float:
 def _half_cosine(done: int, length: int) -> float:
     with localcontext() as context:
         context.prec = DIGITS
-        return float((1 + cosine_and_sine(PI * Decimal(done) / Decimal(length))[0]) / 2)
+        cosine = cosine_and_sine(PI * Decimal(done) / Decimal(length))[0]
+        return float(max(Decimal(0), (1 + cosine) / 2))  # the last digit may lie below -1
