@@ -34,7 +34,7 @@ class Arithmetic(Protocol):
     def gradient(self, shard: int, step: int) -> Payload: ...
 
     def store_gradient(self, shard: int, step: int, payload: Payload) -> bytes:
-        """Keep a copy as pending; its digest."""
+        """Keep it as pending, the payload itself; its digest."""
 
     def forget_gradient(self, shard: int, step: int) -> None: ...
 
@@ -56,7 +56,7 @@ class Arithmetic(Protocol):
 
     # whole parameters of the next version
     def stage(self, shard: int, payload: Payload | None) -> None:
-        """None: from one's own holding."""
+        """None: a copy of one's own holding's parameters. A payload is kept itself."""
 
     def load(self, version: int, holdings: tuple[int, ...]) -> None:
         """From the checkpoint of that version: stage every shard's parameters, create these holdings."""

@@ -89,9 +89,11 @@ class MicroBatches:
             self._release()
         return loss
 
-    def install(self, flat: Tensor) -> None:
-        """Take new parameters: fp32 [layout.total], copied."""
-        self._flat.copy_(flat)
+    def install(self, *pieces: Tensor) -> None:
+        """Take new parameters, copied: pieces that put end to end are fp32 [layout.total]."""
+        if (given := sum(piece.numel() for piece in pieces)) != self._layout.total:
+            raise InternalError(f"{given} parameters were given to a model of {self._layout.total}")
+        torch.cat(pieces, out=self._flat)
 
     def parameters(self) -> Tensor:
         """A copy of the parameters: fp32 [layout.total], padding zero."""

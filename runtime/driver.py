@@ -293,7 +293,7 @@ class Driver:
             case a.Ended(version):
                 plan = self.tx.plan
                 if plan is not None and plan.ids()[0] == self.tx.worker:
-                    self.saver.write_weights(version, self.arithmetic.staged.clone())
+                    self.saver.write_weights(version, self.arithmetic.staged)
 
     def on_decided(self, record: StepRecord) -> None:
         now = time.monotonic()

@@ -126,7 +126,7 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
             for name, tensor in shipped_buffers(run_dir / "checkpoints").items():
                 buffers[name].copy_(tensor)
             buffers.clear()
-        built.micro_batches.install(arithmetic.staged)
+        built.micro_batches.install(*arithmetic.staged_pieces())
 
     def write_first() -> None:
         flat = built.micro_batches.parameters()

@@ -5,10 +5,11 @@
     squared norm   fsum over blocks of 32,768 elements, from the shard's start, of each block's fp64 sum of squares
     digest         xxh3_128 over the reduced gradient's bytes
 
-Threads: all methods belong to one control thread. Only ``take_buffer`` and ``give_back`` may be called from the
-compute thread, which writes nothing but the buffers it took.
+Threads: all methods belong to one control thread. Only ``take_buffer``, ``give_back`` and ``staged_pieces`` may be
+called from the compute thread, which writes nothing but the buffers it took.
 
 What can still be asked for is never written: reduce writes to a buffer of its own, apply scales into scratch.
+What a link brought is kept as it came and not copied: a payload is the receiver's own for as long as it likes.
 Sums run block by block while a block is in cache, into buffers that are reused: allocating would cost more than
 adding. numpy adds here, as it never starts threads of its own.
 """
@@ -57,11 +58,13 @@ class TensorArithmetic:
         self.nodes: dict[Node, torch.Tensor] = {}
         self.holdings: dict[int, Holding] = {}
         self.pending: dict[tuple[int, int], Floats] = {}  # by (shard, step)
-        self.staged = torch.zeros(layout.total)
         self._make_optimizer, self._options, self._source = make_optimizer, options, source
         self._rank_buffers = _Pool()
         self._shard_buffers = _Pool()
         self._sizes = tuple(high - low for low, high in map(layout.shard_range, range(layout.shards)))
+        self._own_staged = torch.zeros(layout.total).numpy()
+        self._staged = [self._own_staged[slice(*layout.shard_range(s))] for s in range(layout.shards)]
+        self._ours: set[tuple[int, int]] = set()  # pending gradients whose buffers are the pool's
         self._scaled = torch.zeros(max(self._sizes))
         self._reduction = _Reduction()
 
@@ -106,27 +109,29 @@ class TensorArithmetic:
         }
         result = self._shard_buffers.take(size)
         squared_norm, digest = self._reduction.run(operands, result)
-        self._set_pending(shard, step, result)
+        self._set_pending(shard, step, result, ours=True)
         return squared_norm, digest
 
     def gradient(self, shard: int, step: int) -> memoryview:
         return _bytes(self.pending[shard, step])
 
     def store_gradient(self, shard: int, step: int, payload: Any) -> bytes:
-        size = self._sizes[shard]
-        (source,) = _split(payload, 1, size)
-        kept = self._shard_buffers.take(size)
-        kept[:] = source
-        self._set_pending(shard, step, kept)
-        return xxhash.xxh3_128_digest(_bytes(kept))
+        (received,) = _split(payload, 1, self._sizes[shard])
+        self._set_pending(shard, step, received, ours=False)
+        return xxhash.xxh3_128_digest(_bytes(received))
 
     def forget_gradient(self, shard: int, step: int) -> None:
-        self._shard_buffers.put(self.pending.pop((shard, step)))
+        gradient = self.pending.pop((shard, step))
+        if (shard, step) in self._ours:
+            self._ours.discard((shard, step))
+            self._shard_buffers.put(gradient)
 
-    def _set_pending(self, shard: int, step: int, gradient: Floats) -> None:
+    def _set_pending(self, shard: int, step: int, gradient: Floats, ours: bool) -> None:
         if (shard, step) in self.pending:
             self.forget_gradient(shard, step)
         self.pending[shard, step] = gradient
+        if ours:
+            self._ours.add((shard, step))
 
     # --- holdings -----------------------------------------------------------------------------------------
 
@@ -167,11 +172,21 @@ class TensorArithmetic:
     # --- whole parameters of the next version -------------------------------------------------------------
 
     def stage(self, shard: int, payload: Any | None) -> None:
-        low, high = self.layout.shard_range(shard)
-        if payload is None:
-            payload = self.parameters(shard)
-        (source,) = _split(payload, 1, high - low)
-        self.staged.numpy()[low:high] = source
+        if payload is None:  # one's own change at the next apply, so they are copied
+            low, high = self.layout.shard_range(shard)
+            self._staged[shard] = self._own_staged[low:high]
+            self._staged[shard][:] = self.holdings[shard].parameters.numpy()
+        else:
+            (self._staged[shard],) = _split(payload, 1, self._sizes[shard])
+
+    def staged_pieces(self) -> list[torch.Tensor]:
+        """What is staged, by shard, not copied. Also for the compute thread."""
+        return [torch.from_numpy(piece) for piece in tuple(self._staged)]
+
+    @property
+    def staged(self) -> torch.Tensor:
+        """A copy of what is staged: fp32 [layout.total]."""
+        return torch.cat(self.staged_pieces())
 
     def load(self, version: int, holdings: tuple[int, ...]) -> None:
         """DataError or HostError if the checkpoint is not whole; what was held is then gone."""

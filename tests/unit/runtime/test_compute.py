@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dataloader.errors import RecipeError
+from dataloader.errors import InternalError, RecipeError
 from dataloader.stream import data_digest, fold_digests
 from runtime.compute import MicroBatches
 from runtime.config import TrainConfig
@@ -148,8 +148,10 @@ def test_installing_moves_the_model() -> None:
     micro_batches.install(before * 1.5)
     assert torch.equal(model.get_parameter("model.norm.weight"), torch.full((48,), 1.5))
     assert run(micro_batches, layout, 0, 0)[0] != kept
-    micro_batches.install(before)
+    micro_batches.install(before[:100], before[100:])
     assert run(micro_batches, layout, 0, 0)[0] == kept
+    with pytest.raises(InternalError, match="99 parameters were given"):
+        micro_batches.install(before[:99])
     before.zero_()
     assert run(micro_batches, layout, 0, 0)[0] == kept  # it was copied
 
