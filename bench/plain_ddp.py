@@ -124,7 +124,7 @@ class Trainer:
                 first = self.train.first_sample(self.step_number, micro_batch)
                 tokens = torch.from_numpy(self.stream.tokens(first, self.train.micro_batch))
                 loss, _ = self.recipe.loss(self.ddp, {"tokens": tokens})
-                (loss * (self.world / self.tokens)).backward()
+                self.recipe.backward(loss * (self.world / self.tokens))
                 total += float(loss.detach())
         if self.train.grad_clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)

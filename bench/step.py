@@ -1,8 +1,9 @@
 """Steady state: seconds per step of four workers with backups and digests on, beside plain DDP.
 
 Both train the demo's model on the same micro-batches with one thread per worker. They take turns in blocks, within
-one run, each waiting without work while the other runs; a block's first steps don't count, nor does the start-up. The
-ratio is of tokens per second, from the medians over all steps that count.
+one run, each waiting without work while the other runs; a block's first steps don't count, nor does the start-up.
+Figures are medians over all steps that count. The ratio is of tokens per second: the median, over pairs of neighbouring
+blocks, of the ratio of their medians, which a machine that grows busier meanwhile disturbs least.
 
     python -m bench.step [--blocks N] [--steps N] [--only 512|128]
 """
@@ -13,6 +14,7 @@ import argparse
 import os
 import tempfile
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
@@ -23,12 +25,21 @@ from dataloader.corpus import prepare
 from elastic.config import JobConfig, dump_job, load_job
 
 WARM_STEPS = 3  # at the head of each block, not counted
+BLOCKS = 5
 TARGET = 0.9
 TIMEOUT_SECONDS = 300.0
-# Tokens a worker and step -> settings beside the demo's job. 128 is one sample a worker, so four logical ranks do.
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    steps: int  # in a block
+    settings: tuple[str, ...]  # beside the demo's job
+
+
+# By tokens a worker and step. 128 is one sample a worker, so four logical ranks do.
 CASES = {
-    512: ("train.global_batch=16", "train.micro_batch=2", "train.logical_ranks=8"),
-    128: ("train.global_batch=4", "train.micro_batch=1", "train.logical_ranks=4"),
+    512: Case(15, ("train.global_batch=16", "train.micro_batch=2", "train.logical_ranks=8")),
+    128: Case(25, ("train.global_batch=4", "train.micro_batch=1", "train.logical_ranks=4")),
 }
 
 
@@ -36,9 +47,13 @@ CASES = {
 class Side:
     """What one of the two has shown so far."""
 
-    seconds: list[float] = field(default_factory=list)  # of every step that counts
+    blocks: list[list[float]] = field(default_factory=list)  # seconds of every step that counts
     cpu_seconds: list[float] = field(default_factory=list)  # per step of all its processes, by block
     phases: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> list[float]:
+        return [seconds for block in self.blocks for seconds in block]
 
     def figures(self) -> dict[str, float | dict[str, float]]:
         return {
@@ -51,13 +66,13 @@ class Side:
 
 def main() -> bool:
     parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=4, help="of each side (4)")
-    parser.add_argument("--steps", type=int, default=18, help=f"in a block, {WARM_STEPS} of them not counted (18)")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help=f"of each side ({BLOCKS})")
+    parser.add_argument("--steps", type=int, help=f"in a block, {WARM_STEPS} of them not counted (15, 25)")
     parser.add_argument("--only", type=int, choices=CASES, help="tokens a worker and step")
     options = parser.parse_args()
     results: list[Result] = []
     for tokens in [options.only] if options.only else CASES:
-        results += measure(tokens, options.blocks, options.steps)
+        results += measure(tokens, options.blocks, options.steps or CASES[tokens].steps)
     return report(results)
 
 
@@ -79,7 +94,7 @@ def measure(tokens: int, blocks: int, steps: int) -> list[Result]:
 
 
 def make_job(tokens: int, steps: int, directory: Path) -> JobConfig:
-    settings = [*CASES[tokens], "cluster.standbys=0", f"run.dir={directory}/run", f"train.steps={steps + 1}"]
+    settings = [*CASES[tokens].settings, "cluster.standbys=0", f"run.dir={directory}/run", f"train.steps={steps + 1}"]
     job = load_job(ROOT / "examples" / "stdlib.yaml", settings)
     data = job.data.model_copy(update={"path": prepare(job.data, lambda *_: None), "source": None})
     return job.model_copy(update={"data": data})
@@ -93,7 +108,7 @@ def run_ours(job: LocalJob, first: int, steps: int, side: Side) -> None:
     job.until(lambda: last in job.records, TIMEOUT_SECONDS)
     side.cpu_seconds.append((cpu_seconds(job.pids()) - before) / steps)
     times = [job.records[step].time for step in range(first, last + 1)]
-    side.seconds += [b - a for a, b in zip(times, times[1:], strict=False)][WARM_STEPS - 1 :]
+    side.blocks.append([b - a for a, b in pairwise(times)][WARM_STEPS - 1 :])
     for step in range(first + WARM_STEPS, last + 1):
         for name, seconds in job.records[step].phases.items():
             side.phases.setdefault(name, []).append(seconds)
@@ -103,7 +118,7 @@ def run_theirs(ddp: PlainDdp, steps: int, side: Side) -> None:
     before = cpu_seconds(ddp.pids())
     seconds = ddp.steps(steps)
     side.cpu_seconds.append((cpu_seconds(ddp.pids()) - before) / steps)
-    side.seconds += seconds[WARM_STEPS:]
+    side.blocks.append(seconds[WARM_STEPS:])
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -117,7 +132,8 @@ def cpu_seconds(pids: list[int]) -> float:
 
 def compare(tokens: int, job: JobConfig, everstep: Side, ddp: Side) -> list[Result]:
     case = f"step, {tokens} tokens a worker"
-    ratio = median(ddp.seconds) / median(everstep.seconds)
+    pairs = list(zip(ddp.blocks, everstep.blocks, strict=True))
+    ratio = median(median(theirs) / median(ours) for theirs, ours in pairs)
     train = job.train
     shape = {
         "workers": job.cluster.workers,
