@@ -17,24 +17,28 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataloader.errors import HostError
+from dataloader.errors import HostError, UsageError
 from elastic.config import JobConfig
 
 PREFIX = "everstep-ray-"
 BASE_LIMIT_BYTES = 24  # Ray puts sockets some 80 bytes below, and the kernel allows 107
+KNOCK_SECONDS = 10.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least: no data goes through it
 SPARE_NODES = 1000  # a later node always finds logical CPUs
 # Of a Ray that is ours alone. The first tells a dead actor within 10 to 35 ms, where Ray otherwise waits one to two
-# seconds; the rest keep workers at normal priority and start no process that nobody asked for.
+# seconds; the rest keep workers at normal priority, start no process that nobody asked for, and leave memory to the
+# kernel: Ray would kill the agent, and with it all workers of its node.
 SYSTEM_CONFIG = {
     "timeout_ms_task_wait_for_death_info": 0,
     "worker_niceness": 0,
+    "memory_monitor_refresh_ms": 0,
     "prestart_worker_first_driver": False,
     "enable_worker_prestart": False,
 }
@@ -94,6 +98,8 @@ def connected_ray(address: str, namespace: str, token_path: str | None = None) -
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token_path)
     elif _token_at_hand():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if address != "auto":
+        _knock(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -102,7 +108,7 @@ def connected_ray(address: str, namespace: str, token_path: str | None = None) -
             ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # the same
             ray.shutdown()
-            raise HostError(f"no Ray cluster to be reached at {address!r}: {_one_line(error)}") from error
+            raise HostError(f"no Ray cluster to be reached at {address}: {_one_line(error)}") from error
     try:
         yield Engine(_address(), namespace, False, token_path)
     finally:
@@ -120,6 +126,17 @@ def cpus_per_node(job: JobConfig) -> int:
     """Logical CPUs of one agent's workers."""
     workers = job.cluster.workers_per_node + math.ceil(job.cluster.standbys / job.cluster.nodes)
     return workers * job.train.threads_per_worker
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise UsageError(f"--address {address}: write it as HOST:PORT of the cluster's head, or auto, or local")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise HostError(f"no Ray cluster answers at {address}: {error}") from None
 
 
 def _token_at_hand() -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dataloader.errors import EverstepError
 from elastic.cluster import engine
 from elastic.config import JobConfig, parse_job
 
@@ -70,3 +71,18 @@ def test_a_contact_names_the_token_s_file_and_not_the_token() -> None:
     assert local.contact() == {"address": "1.2.3.4:5", "namespace": "everstep-x", "token_path": "/tmp/t/token"}
     assert "token_path" not in engine.Engine("1.2.3.4:5", "everstep-x", False, None).contact()
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at"),
+        ("no.such.host.invalid:6379", "no Ray cluster answers at"),
+        ("127.0.0.1:99999999", "no Ray cluster answers at"),
+        ("somewhere", "write it as HOST:PORT"),
+        ("ray://127.0.0.1:10001", "write it as HOST:PORT"),
+    ],
+)
+def test_an_address_where_nothing_is_is_refused_at_once(address: str, says: str) -> None:
+    with pytest.raises(EverstepError, match=says), engine.connected_ray(address, "x"):
+        pass
