@@ -16,13 +16,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataloader.corpus import build_dataset
+from dataloader.dataset import read_index
+from dataloader.shards import TokenShards
 from dataloader.stdlib_text import SourceFile
+from dataloader.stream import SampleStream, data_digest
 from elastic.record_lines import read_events, read_ledger
 from elastic.rundir import RunDirectory, holder
 from runtime.protocol import StepRecord
@@ -32,15 +36,30 @@ from tests.chaos.scraper import Scraper
 COMMAND = (sys.executable, "-P", "-m", "elastic.cli")
 PATIENCE_SECONDS = 240.0  # for one run, on a machine with many other things to do
 
+SEED, SEQ_LEN = 3, 32
 STEPS, GLOBAL_BATCH, RANKS = 24, 16, 8  # micro_batch 1: two micro-batches a logical rank, 16 a step
 JOB = f"""\
 run: {{name: small}}
-train: {{steps: {STEPS}, seed: 3, global_batch: {GLOBAL_BATCH}, micro_batch: 1, logical_ranks: {RANKS}}}
+train: {{steps: {STEPS}, seed: {SEED}, global_batch: {GLOBAL_BATCH}, micro_batch: 1, logical_ranks: {RANKS}}}
 cluster: {{nodes: 2, workers_per_node: 2}}
 model: {{hidden_size: 64, intermediate_size: 176, layers: 2, heads: 4, kv_heads: 2, dropout: 0.1}}
-data: {{path: data, seq_len: 32}}
+data: {{path: data, seq_len: {SEQ_LEN}}}
 optimizer: {{lr: 2.0e-3}}
 schedule: {{warmup_steps: 3}}
+"""
+
+# The built-in recipe, which also leaves a trace of each micro-batch that any worker gives to the model.
+COUNTING = """\
+import os
+from dataloader.stream import data_digest
+from runtime.model.causal_lm import CausalLM
+
+class Counting(CausalLM):
+    def loss(self, model, batch):
+        answer = super().loss(model, batch)
+        with open(os.environ["EVERSTEP_CHAOS_TRACE"], "ab", buffering=0) as trace:
+            trace.write(data_digest(batch["tokens"].numpy()))
+        return answer
 """
 
 
@@ -92,9 +111,13 @@ class House:
         name, _, value = self.eye.mark.partition("=")
         self.environment = {**os.environ, name: value, "TMPDIR": str(self.temporary)}
         self._count = 0
+        self.trace = folder / "trace"
+        self.environment["EVERSTEP_CHAOS_TRACE"] = str(self.trace)
         (folder / "job.yaml").write_text(JOB)
+        (folder / "counting.py").write_text(COUNTING)
         (folder / "data").mkdir()
         build_dataset(folder / "data", small_books(), vocab_size=320)
+        self.vocab_size = read_index(folder / "data").vocab_size
 
     # --- commands ---------------------------------------------------------------------------------------------
 
@@ -130,6 +153,18 @@ class House:
         assert len(seen.processes) > 4, "the eye is blind"  # a command, a job process, Ray, workers
         assert seen.listening
         return run
+
+    def computed(self) -> Counter[int]:
+        """How often each micro-batch of the job was computed, by what the counting recipe has left. When a worker starts
+        it also computes the first one and a probe, which is none of the job's."""
+        with TokenShards(self.folder / "data", "train") as shards:
+            stream = SampleStream(shards, SEQ_LEN, SEED)
+            numbers = {data_digest(stream.tokens(n, 1)): n for n in range(STEPS * GLOBAL_BATCH)}
+        assert len(numbers) == STEPS * GLOBAL_BATCH  # all differ
+        trace = self.trace.read_bytes()
+        times = Counter(trace[at : at + 16] for at in range(0, len(trace), 16))
+        assert len(times.keys() - numbers.keys()) == 1, "only the probe"
+        return Counter({numbers[digest]: count for digest, count in times.items() if digest in numbers})
 
     def same(self, a: Run, b: Run) -> None:
         """Two whole runs, step by step and byte by byte, as `everstep diff` sees it and as we do."""
