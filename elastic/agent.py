@@ -161,7 +161,7 @@ class Agent:
             os._exit(BROKEN_EXIT_CODE)
 
     def _wait_seconds(self) -> float:
-        due = min(self._outgoing.due, self._crew.due(), float("inf") if self._kill_at is None else self._kill_at)
+        due = min(self._outgoing.due, float("inf") if self._kill_at is None else self._kill_at)
         return min(IDLE_SECONDS, max(0.0, due - time.monotonic()))
 
     # --- to the controller --------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
     start ──forked──▶ process ──connects──▶ channel ──WorkerUp──▶ up ──exit seen──▶ last words read ──▶ gone
 
 A channel belongs to the worker whose process is at its other end, as the kernel says; what it claims doesn't count.
-An exit is the last thing that is heard of a worker: it is told when all that the worker had said has been read.
+An exit is the last thing that is heard of a worker. What it had said before is in its socket by then, so one wait of
+the selector brings both, and the socket is read first.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from elastic.wire import Plain, event_to_plain, from_worker
 from runtime.comm.local import Channel, LocalServer
 from runtime.protocol import WorkerId, record_from_plain
 
-LAST_WORDS_SECONDS = 0.1  # from an exit until it is told, if the worker's socket is not at its end before
-
 
 @dataclass(slots=True)
 class Worker:
@@ -38,7 +37,6 @@ class Worker:
     computed: int = 0  # micro-batches in its life
     kill: m.KillWorker | None = None  # asked for before it was forked
     exited: float | None = None  # wall clock
-    exit_due: float = float("inf")  # monotonic: its exit is told at the latest then
 
 
 class Crew:
@@ -120,11 +118,8 @@ class Crew:
         self._greet()
         for worker in list(self._workers.values()):
             self._listen(worker)
-            self._bury_if_due(worker)
-
-    def due(self) -> float:
-        """Monotonic time at which `turn` has something to do even if nothing happens."""
-        return min((w.exit_due for w in self._workers.values()), default=float("inf"))
+            if worker.exited is not None and worker.process is not None:
+                self._gone(worker, worker.process.reap(), worker.exited)
 
     def _forked(self, started: WorkerProcess | Failure) -> None:
         worker = self._workers[started.worker]
@@ -194,15 +189,7 @@ class Crew:
     def _exit_seen(self, worker: Worker) -> None:
         if worker.exited is None and worker.process is not None:
             worker.exited = time.time()
-            worker.exit_due = time.monotonic() + LAST_WORDS_SECONDS
             self._selector.unregister(worker.process.pidfd)
-
-    def _bury_if_due(self, worker: Worker) -> None:
-        if worker.exited is None or worker.process is None:
-            return
-        silent = worker.channel is None or worker.channel.closed is not None
-        if silent or time.monotonic() >= worker.exit_due:
-            self._gone(worker, worker.process.reap(), worker.exited)
 
     def _gone(self, worker: Worker, reason: str, moment: float) -> None:
         if worker.channel is not None:

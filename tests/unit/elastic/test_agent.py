@@ -174,6 +174,18 @@ def test_last_words_come_before_the_exit_and_in_order(house: House) -> None:
     assert len(progress) < 300  # the rest says nothing that these don't
 
 
+def test_what_was_said_before_an_exit_is_heard_although_both_come_at_once(house: House) -> None:
+    agent, listener = house.open("up echo")
+    agent.deliver(start(3))
+    pid = listener.until("WorkerUp")["info"]["pid"]
+    agent.deliver([{"kind": "ToWorker", "slot": 1, "worker": 3, "message": {"kind": "ask", "n": 5}}])
+    agent._command(lambda: time.sleep(1.0))  # a busy machine
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+    assert listener.until("WorkerExited")["reason"] == "SIGKILL"
+    assert [e["version"] for e in listener.heard if e["kind"] == "WeightsWritten"] == [5]
+
+
 def test_a_worker_may_not_speak_for_its_agent(house: House) -> None:
     agent, listener = house.open("up lie")
     agent.deliver(start(3))
