@@ -155,8 +155,8 @@ class House:
         return run
 
     def computed(self) -> Counter[int]:
-        """How often each micro-batch of the job was computed, by what the counting recipe has left. When a worker starts
-        it also computes the first one and a probe, which is none of the job's."""
+        """How often each micro-batch of the job was computed, by what the counting recipe left. A worker that starts
+        also computes the first one and a probe, which is none of the job's."""
         with TokenShards(self.folder / "data", "train") as shards:
             stream = SampleStream(shards, SEQ_LEN, SEED)
             numbers = {data_digest(stream.tokens(n, 1)): n for n in range(STEPS * GLOBAL_BATCH)}
