@@ -222,15 +222,20 @@ def backup_applies_uncertified(patches: Patches) -> None:
 @bug("9 (DUPNUM)")
 def numbers_repeated(patches: Patches) -> None:
     """Numbers go on from the last plan's, and no incarnation tells the controllers apart."""
+    real = Ballots.adopt
 
     def open_(ballots: Ballots, asked: set[WorkerId], reason: str, now: float) -> Asking:
-        ballots.number += 1
-        ballots.asking = Asking(Ballot(1, ballots.number), now, now, asked, reason)
+        tried = ballots.__dict__["tried"] = ballots.__dict__.get("tried", 0) + 1
+        ballots.asking = Asking(Ballot(1, ballots.number + tried), now, now, asked, reason)
         return ballots.asking
 
+    def adopt(ballots: Ballots, plan: Plan, now: float) -> None:
+        ballots.number = plan.ballot.number
+        ballots.__dict__["tried"] = 0
+        real(ballots, plan, now)
+
     patches.put(Ballots, "open", open_)
-    plan = "(self.ballots.plan.ballot.number if self.ballots.plan is not None else self.ballots.number)"
-    patches.text(Controller, "persist", '"number": self.ballots.number', f'"number": {plan}')
+    patches.put(Ballots, "adopt", adopt)
 
 
 @bug("9 (LAZYCTL)")

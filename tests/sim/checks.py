@@ -7,7 +7,8 @@ rules: a lead of one step at most, nothing uncertified applied, a certificate me
 gradient, frozen workers are silent (worker.py), every shard keeps a holder after one failure
 
 ``failures`` is the ghost of the explicit-state model: failures since every shard was last complete at the owner and
-the backup that the newest plan names (after a start or a rollback: since they all were for the first time). A node counts as one if no shard had both on it.
+the backup that the newest plan names (after a start or a rollback: since they all were for the first time). A node
+counts as one if no shard had both on it.
 """
 
 from __future__ import annotations
@@ -167,10 +168,10 @@ class Checks:
             if other.tx.plan.ballot == plan.ballot and step - other.tx.step > lead:
                 self.violation(f"rule 3: worker {worker.id} is at {step}, worker {peer} still in {other.tx.step}")
 
-    def certifying(self, worker: SimWorker, certificate: Certificate) -> None:
-        """It takes a step of its generation for decided, having seen all records or a certificate."""
+    def certifying(self, worker: SimWorker, certificate: Certificate) -> bool:
+        """It takes its step for decided, by all records or by a certificate. Whether it is the first."""
         if not self.standing(worker):
-            return
+            return False
         tx = worker.tx
         assert tx.plan is not None
         self.nobody_left_behind(worker, tx.step, 0)
@@ -182,6 +183,8 @@ class Checks:
                 stored = holding is not None and (tx.step in holding.pending or holding.version > tx.step)
                 if not stored and holder.plan is not None and holder.plan.ballot == tx.plan.ballot:
                     self.violation(f"rule 4: step {tx.step} is certified, worker {voter} has no gradient of {shard}")
+        others = [w.tx for w in self.living() if w is not worker]
+        return all(t.step < tx.step or (t.step == tx.step and t.certificate is None) for t in others)
 
     def applied(self, worker: SimWorker, shard: int, step: int, gradient: int, state: int) -> None:
         if not self.standing(worker):

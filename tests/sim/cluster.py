@@ -101,6 +101,7 @@ class Cluster:
         self.deposed: dict[int, Controller] = {}  # that still think, cut off from the disk
         self.restarting = False
         self.alarms: dict[int, float] = {}
+        self.unwritten: dict[int, Mapping[int, Mapping[str, Any]]] = {}  # manifests, by version
 
     # --- the controller ------------------------------------------------------------------------------------------
 
@@ -140,13 +141,26 @@ class Cluster:
         if self.engine.random.random() < 0.4:
             self.deposed[self.incarnation] = self.controller
         self.controller = None
-        for agent in self.agents.values():
-            if self.engine.random.random() < 0.4:
-                late = self.engine.now + self.engine.random.choice((0.3, 2.0, 6.0)) * self.engine.random.random()
-                agent.late[self.incarnation] = late
+        self.unwritten.clear()
+        self.delay_last_words()
         if not self.restarting:
             self.restarting = True
             self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller)
+
+    def delay_last_words(self) -> None:
+        """What a dead controller has said may come after its successor's words, here or there or everywhere; and the
+        answers to those may take their time."""
+        random, now = self.engine.random, self.engine.now
+        everywhere = random.random() < 0.3
+        late = self.engine.jitter(2.0 * self.world.profile.restart_seconds + 4.0 * self.world.profile.control_seconds)
+        for agent in self.agents.values():
+            if everywhere:
+                agent.late[self.incarnation] = now + late
+            elif random.random() < 0.4:
+                agent.late[self.incarnation] = now + random.choice((0.3, 2.0, 6.0)) * random.random()
+        if everywhere and self.agents:
+            answering = random.choice(list(self.agents.values()))
+            answering.up_last = max(answering.up_last, now + late + random.choice((0.5, 2.0)))
 
     def think(self, incarnation: int, event: m.Event) -> None:
         """An event reaches the controller that it was meant for, if that is still there."""
@@ -183,6 +197,7 @@ class Cluster:
                 self.to_worker(self.incarnation, action)
             case m.AppendLedger(record):
                 self.world.checks.ledger(record, disk.ledger)
+                self.write_ripe_manifests()
             case m.AppendEvent(kind, fields):
                 disk.events.append((self.engine.now, kind, fields))
                 self.world.trace(f"event {kind} {dict(fields)}")
@@ -206,7 +221,8 @@ class Cluster:
             case m.KillController():
                 self.kill_controller()
             case m.WriteManifest(version, shards):
-                after(self.engine.jitter(0.02), self.write_manifest, version, shards)
+                self.unwritten[version] = shards
+                self.write_ripe_manifests()
             case m.End(state, reason):
                 self.world.ended = (state, reason)
             case m.WelcomeAgent():
@@ -224,11 +240,17 @@ class Cluster:
             del self.alarms[incarnation]
             self.think(incarnation, m.Tick())
 
-    def write_manifest(self, version: int, shards: Mapping[int, Mapping[str, Any]]) -> None:
+    def write_ripe_manifests(self) -> None:
+        """Not before the ledger has all steps up to it."""
+        for version in [v for v in self.unwritten if v <= len(self.world.disk.ledger)]:
+            shards = self.unwritten.pop(version)
+            self.engine.after(self.engine.jitter(0.02), self.write_manifest, self.incarnation, version, shards)
+
+    def write_manifest(self, incarnation: int, version: int, shards: Mapping[int, Mapping[str, Any]]) -> None:
         """In a thread of the controller's process: it may have died before, or die before it can tell."""
         if self.controller is not None:
             self.world.faults.reached("save", None)
-        if self.controller is not None:
+        if self.controller is not None and self.incarnation == incarnation:
             self.world.disk.publish(version, shards)
             self.think(self.incarnation, m.CheckpointWritten(version))
 

@@ -56,11 +56,12 @@ DEATHS = ("kill-worker", "isolate-worker", "desert-node", "split-node", "kill-no
 MOTIFS: tuple[tuple[Link, ...], ...] = (
     # whoever knows more than the rest is lost or cut off, and the next controller finds it again
     (
-        (("isolate-worker", "split-node", "desert-node"), ("certified", "publish"), 8, True),
-        (("kill-controller",), ("ask", "report", "plan sent", "plan"), 8, True),
-        (("kill-worker", "cut-link"), ("report", "plan", "install"), 8, False),
+        (("isolate-worker", "isolate-worker", "split-node", "desert-node"), ("ahead",), 10, True),
+        (("kill-controller",), ("plan sent", "plan", "plan", "ask", "report"), 8, True),
+        (("kill-worker", "cut-link"), ("ask", "report", "plan sent", "plan"), 8, False),
     ),
     # a publisher is lost in mid-sentence
+    ((("kill-worker", "kill-worker", "isolate-worker"), ("ahead",), 10, True),) * 2,
     ((("kill-worker", "isolate-worker"), ("certified", "publish", "vote", "reduced"), 12, True),) * 2,
     # a controller dies in mid-sentence, twice
     (
@@ -74,6 +75,11 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
         (("kill-worker", "kill-worker", "freeze-worker"), ("fill", "filled", "report"), 8, True),
         (("kill-worker",), ("ask", "report", "plan sent", "plan", "filled"), 8, True),
         (("kill-worker",), ("plan", "install", "report"), 8, True),
+    ),
+    (
+        (("kill-worker", "add-node"), ("install",), 8, True),
+        (("kill-worker",), ("moved",), 8, True),
+        (("kill-worker",), ("plan",), 5, False),
     ),
     # everything is lost, and the rollback is disturbed
     (
@@ -103,7 +109,7 @@ class Faults:
         self.armed = False
         self.happened: list[tuple[str, str]] = []
         self.coverage: Counter[tuple[str, str]] = Counter()
-        self.points: Counter[str] = Counter()
+        self.weak: int | None = None  # the shard whose holders are hit by preference
 
     def draw(self) -> list[Fault]:
         """By chance; in half of the seeds part of it is a motif."""
@@ -182,10 +188,19 @@ class Faults:
             self.world.heal_later()
 
     def somebody(self) -> SimWorker | None:
+        """A living member by chance; rather often one that holds the shard that is moving, or was when last looked."""
         checks = self.world.checks
-        members = [w for w in self.world.workers.values() if w.alive and checks.standing(w)]
-        others = [w for w in self.world.workers.values() if w.alive]
-        return self.random.choice(members or others) if members or others else None
+        living = [w for w in self.world.workers.values() if w.alive]
+        members = [w for w in living if checks.standing(w)]
+        if checks.newest is not None and self.random.random() < 0.4:
+            moving = [s for s, where in enumerate(checks.newest.shards) if where.fill or len(where.backups) > 1]
+            if self.weak is None or (moving and self.random.random() < 0.5):
+                self.weak = self.random.choice(moving or range(self.world.job.shards))
+            where = checks.newest.shards[self.weak]
+            holders = [w for w in members if w.id in (where.owner, *where.backups)]
+            if holders:
+                return self.random.choice(holders)
+        return self.random.choice(members or living) if living else None
 
     # --- the faults ---------------------------------------------------------------------------------------------
 

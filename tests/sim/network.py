@@ -64,6 +64,8 @@ class SimMesh:
         if lane is None:
             return False
         self.owner.at(POINT_OF[frame.kind])
+        if frame.kind is FrameKind.PARAMETERS and self.owner.ahead:
+            self.owner.at("ahead")
         self.network.carry(lane, frame)
         return True
 

@@ -14,7 +14,7 @@ from runtime import actions as a
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
-from runtime.protocol import Certificate, Frame, FrameKind, WorkerId
+from runtime.protocol import Certificate, Frame, FrameKind, Plan, WorkerId
 from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.network import SimMesh
@@ -44,7 +44,7 @@ class WatchedTransaction(StepTransaction):
 
     def certify(self, certificate: Certificate) -> None:
         self.sim.marks.append("certified")
-        self.sim.world.checks.certifying(self.sim, certificate)
+        self.sim.ahead = self.sim.world.checks.certifying(self.sim, certificate)
         super().certify(certificate)
         self.sim.world.checks.holders()
 
@@ -65,6 +65,8 @@ class WatchedDriver(Driver):
             sim.world.violation(f"worker {sim.id} is frozen and does {type(action).__name__}")
         if (point := POINT_OF_ACTION.get(type(action))) is not None:
             sim.at(point)
+            if point == "report" and self.tx.plan is not None and sim.has_moved(self.tx.plan):
+                sim.at("moved")
         super().act(action)
 
 
@@ -178,6 +180,7 @@ class SimWorker:
         self.marks: list[str] = []
         self.redial_due = False
         self.settling = False
+        self.ahead = False  # the first of all to have certified its step
         self.up_last = 0.0  # when its last message reached the agent
         self.arithmetic = HashArithmetic(
             world.job.shards,
@@ -295,6 +298,14 @@ class SimWorker:
 
     def on_saved(self, saved: Saved) -> None:
         self.driver.on_saved(saved)
+
+    def has_moved(self, plan: Plan) -> bool:
+        """It is the second backup of a shard, filled, and may soon be the only one."""
+        return any(
+            len(where.backups) > 1 and self.id in where.fill and self.tx.holdings[shard].complete
+            for shard, where in enumerate(plan.shards)
+            if shard in self.tx.holdings
+        )
 
     # --- dying --------------------------------------------------------------------------------------------------
 
