@@ -49,6 +49,9 @@ def environment(train: TrainConfig) -> dict[str, str]:
         # Big buffers stay with the process: else each micro-batch gives them back and faults them in again.
         "MALLOC_MMAP_THRESHOLD_": str(_GIB),
         "MALLOC_TRIM_THRESHOLD_": str(8 * _GIB),
+        # Huge pages where the kernel gives them to who asks: a killed worker's sockets close only after its memory is
+        # torn down, in half the time then; and computing is a few percent faster.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     if train.numerics == "portable":
         values |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"}
