@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -113,7 +114,8 @@ def _run(arguments: argparse.Namespace) -> int:
     elif outcome.state == "done":
         print(f"done: weights in {_shown(run.weights)}; check them with `everstep audit {place}`")
     elif outcome.state == "stopped":
-        print(f"stopped: go on with `everstep run {arguments.job} --resume`")
+        settings = "".join(f" --set {shlex.quote(setting)}" for setting in arguments.set)
+        print(f"stopped: go on with `everstep run {shlex.quote(str(arguments.job))}{settings} --resume`")
     elif arguments.detach:
         print(f"running in {place}; watch it with `everstep attach {place}`")
     return outcome.exit_code

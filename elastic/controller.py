@@ -352,6 +352,10 @@ class Controller(Workforce):
             self.to_worker(worker, {"kind": "ack", "step": self.chronicle.ledger_next, "saved": saved})
 
     def end_if_complete(self) -> None:
+        if self.stop_requested and not self.roster.living() and not self.still_returning():
+            if self.chronicle.checkpoint is not None:  # all that is left, whoever may still come
+                self.end("stopped", f"no worker lives; go on from step {self.chronicle.checkpoint} with --resume")
+            return
         plan = self.ballots.plan
         if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
             if plan.stop_at >= self.facts.steps:

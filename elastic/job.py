@@ -51,6 +51,7 @@ class Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._noted)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # `everstep run` blocks them
 
     def _noted(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1

@@ -7,8 +7,11 @@ reaches it unless a viewer passes it on.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -24,6 +27,7 @@ from runtime.config import ModelConfig
 
 # The interpreter's arguments. -P: what lies where the command was given must not be taken for a package of ours.
 JOB_PROCESS = ("-P", "-m", "elastic.job")
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DataProgress:
@@ -89,12 +93,22 @@ def start_job(run: RunDirectory, resume: bool, address: str) -> Child:
     command = [sys.executable, *JOB_PROCESS, str(run.path), "--address", address]
     if resume:
         command.append("--resume")
-    with run.job_log.open("ab") as log:
+    with run.job_log.open("ab") as log, _signals_blocked():
         log_start = log.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
     return Child(process, log_start)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """For the child: what comes before it can handle a signal waits until it does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_job(job: JobConfig, resume: bool, detach: bool, address: str) -> tuple[RunDirectory, Outcome]:

@@ -184,4 +184,5 @@ class Workforce(ControllerState):
         return [w for w in ready if w not in self.ballots.members][: max(0, self.target() - len(staying))]
 
     def enough(self, workers: set[WorkerId]) -> bool:
-        return len(workers) >= max(1, self.facts.min_workers)
+        """To go on. To stop with a checkpoint, one will do."""
+        return len(workers) >= (1 if self.stop_requested else max(1, self.facts.min_workers))

@@ -33,6 +33,7 @@ class Job:
         self.interrupts = 0
         signal.signal(signal.SIGINT, self.interrupted)
         signal.signal(signal.SIGTERM, self.interrupted)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
         assert self.job.data.path is not None
         self.stream = SampleStream(
             TokenShards(self.job.data.path, "train"), self.job.data.seq_len, self.job.shuffle_seed

@@ -107,6 +107,15 @@ def test_ctrl_c_stops_and_resume_goes_on(terminal: Terminal) -> None:
     assert terminal("audit", "runs/small")[0] == 0
 
 
+def test_ctrl_c_reaches_a_job_process_that_is_just_beginning(terminal: Terminal) -> None:
+    process = terminal.start("run", "job.yaml", "--set", "train.seed=7", job="held")
+    terminal.wait(terminal.run.job_log.exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert "stopped: go on with `everstep run job.yaml --set train.seed=7 --resume`" in out
+
+
 def test_a_second_ctrl_c_ends_at_once(terminal: Terminal) -> None:
     process = terminal.start("run", "job.yaml", job="held deaf")
     terminal.wait_for_steps(3)

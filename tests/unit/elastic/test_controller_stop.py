@@ -1,0 +1,36 @@
+"""`stop` ends a job that can't go on, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from test_controller_patience import Play
+
+from elastic import messages as m
+
+
+def test_stop_does_not_wait_for_workers_that_only_training_needs() -> None:
+    play = Play()
+    play.controller.facts = replace(play.controller.facts, min_workers=4)
+    before = play.begun().plan()
+    play.say(m.AgentDown(1, "b", 1.0))
+    assert play.controller.status()["state"] == "waiting"
+    play.say(m.FaultRequested("stop"))
+    assert play.controller.status()["state"] != "waiting"
+    play.report(0, 1, plan=before)
+    assert (play.plan().ids(), play.plan().stop_at) == ((0, 1), 0)
+
+
+def test_stop_with_nobody_left_ends_at_the_checkpoint() -> None:
+    play = Play().begun()
+    play.say(m.CheckpointWritten(4))
+    play.say(m.AgentDown(0, "a", 1.0), m.AgentDown(1, "b", 1.0))
+    assert not play.of(m.End)
+    play.say(m.FaultRequested("stop"))
+    assert play.of(m.End) == [m.End("stopped", "no worker lives; go on from step 4 with --resume")]
+
+
+def test_stop_at_the_start_waits_for_the_first_checkpoint() -> None:
+    play = Play()
+    play.say(m.FaultRequested("stop"))
+    assert not play.of(m.End)
