@@ -152,7 +152,7 @@ def attend(run: RunDirectory, view: RunView, signals: Signals) -> Outcome:
             if signals.interrupts or signals.hung_up:
                 return Outcome("detached", "", 0)
             time.sleep(POLL_SECONDS)
-    return outcome_of(run, view.ended)
+    return outcome_of(run, last_end(run))  # which may have been there already: a job's last event isn't its end
 
 
 def wait_until_up(run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower) -> Outcome | None:

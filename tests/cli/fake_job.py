@@ -7,6 +7,7 @@ FAKE_JOB is a list of words:
     refuse      end with exit code 2 before being up
     fail        end the run as failed
     other-bits  have digests of one's own
+    linger      having ended the run, stay until there is a file `go`
 """
 
 import argparse
@@ -111,7 +112,10 @@ class Job:
             if self.interrupts and "deaf" not in self.words:
                 return end("stopped", "Ctrl-C", 130)
         self.run.weights.write_bytes(b"weights" + bytes(self.record(0).digest, "ascii"))
-        return end("done", "", 0)
+        code = end("done", "", 0)
+        if "linger" in self.words:
+            self.wait()
+        return code
 
 
 def main() -> int:

@@ -162,6 +162,17 @@ def test_a_closed_terminal_leaves_the_job_running(terminal: Terminal) -> None:
     assert out.splitlines()[-2].endswith("run ended: done")
 
 
+def test_attach_to_a_job_that_has_ended_its_run_and_is_clearing_up(terminal: Terminal) -> None:
+    assert terminal("run", "job.yaml", "--detach", job="linger")[0] == 0
+    terminal.wait(lambda: terminal.run.events.read_bytes().count(b"run_ended") == 1)
+    viewer = terminal.start("attach", "runs/small")
+    assert viewer.stdout is not None
+    assert viewer.stdout.readline().startswith("attached at step 30")
+    terminal.go()
+    out, err = viewer.communicate(timeout=30)
+    assert (viewer.returncode, out, err) == (0, "done: runs/small\n", "")
+
+
 def test_detach(terminal: Terminal) -> None:
     code, out, _ = terminal("run", "job.yaml", "--detach", job="held")
     assert code == 0
