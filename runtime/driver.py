@@ -225,7 +225,6 @@ class Driver:
                 self.bytes_moved += action.frame.payload.nbytes
         if not any(isinstance(action, a.Compute) for action in actions):
             self.compute.want(self.tx.step, ())
-        self.do(actions)
         after = total(self.mesh.counters)
         self.tell(
             "PlanInstalled",
@@ -235,6 +234,7 @@ class Driver:
             links_closed=after.links_closed - self.links.links_closed,
         )
         self.links = after
+        self.do(actions)  # which may tell that it has resumed
         if plan.ids()[0] == self.tx.worker:
             self.tell_unacknowledged()
 

@@ -24,10 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dataloader.errors import HostError, UsageError
 from elastic.config import JobConfig
 
 PREFIX = "everstep-ray-"
+NEEDED = ("raylet", "gcs_server")
 BASE_LIMIT_BYTES = 24  # Ray puts sockets some 80 bytes below, and the kernel allows 107
 KNOCK_SECONDS = 10.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least: no data goes through it
@@ -46,17 +49,28 @@ SYSTEM_CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A connection to Ray. `token_path`: of the token of a local Ray."""
+    """A connection to Ray. `token_path`, `processes`: the token, and what must live, of a local Ray."""
 
     address: str
     namespace: str
     local: bool
     token_path: str | None
+    processes: tuple[psutil.Process, ...] = ()
 
     def contact(self) -> dict[str, Any]:
         """How others of this user reach it."""
         auth = {"token_path": self.token_path} if self.token_path is not None else {}
         return {"address": self.address, "namespace": self.namespace, **auth}
+
+    def broken(self) -> str:
+        """The name of a process of a local Ray that is dead, so that Ray won't work any more; empty if all live."""
+        return next((name for name, process in zip(NEEDED, self.processes, strict=False) if _is_dead(process)), "")
+
+    def kill(self) -> None:
+        """What a broken local Ray can't do: end all that it has started. They see their raylet die (fate.py)."""
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextlib.contextmanager
@@ -86,7 +100,7 @@ def local_ray(namespace: str, cpus: int) -> Iterator[Engine]:
             ray.shutdown()
             raise HostError(f"a local Ray can't be started: {_one_line(error)}") from error
         try:
-            yield Engine(_address(), namespace, True, str(token))
+            yield Engine(_address(), namespace, True, str(token), _needed_processes())
         finally:
             ray.shutdown()
 
@@ -137,6 +151,19 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise HostError(f"no Ray cluster answers at {address}: {error}") from None
+
+
+def _needed_processes() -> tuple[psutil.Process, ...]:
+    """In the order of NEEDED. Ray has started them as our children."""
+    children = {child.name(): child for child in psutil.Process().children()}
+    return tuple(children[name] for name in NEEDED)
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _token_at_hand() -> bool:

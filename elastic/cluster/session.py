@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class Session:
         self._waiting: Any = None  # the call that returns at the job's end
         self._stopping: Any = None  # the request to stop
         self._silent_since: float | None = None
+        self._broken = ""  # the process of Ray's that has died
 
     def begin(self) -> None:
         """Reserve the nodes and start the controller, which starts the rest. Raises HostError."""
@@ -61,6 +63,7 @@ class Session:
         if self._waiting is None:
             self._waiting = self._controller.wait_end.remote()
         done, _ = ray.wait([self._waiting], timeout=seconds)
+        self._look_at_ray()
         self._stop_if_asked()
         if not done:
             self._silent_since = None
@@ -77,10 +80,21 @@ class Session:
 
     def end(self, grace_seconds: float) -> None:
         """Remove every actor, worker and placement group of this job."""
+        if self._engine.broken():
+            self._engine.kill()
+            return
         with contextlib.suppress(ray.exceptions.RayError):
             remove_controller()
             remove_agents(grace_seconds)
             placement.remove_all(self._engine.namespace)
+
+    def _look_at_ray(self) -> None:
+        """A local Ray without one of its own processes can't start anything any more: save what can be saved."""
+        broken = self._engine.broken()
+        if broken and not self._broken:
+            self._broken = broken
+            print(f"everstep: Ray's {broken} has died; stopping", file=sys.stderr, flush=True)
+            self.stop()
 
     def _stop_if_asked(self) -> None:
         if self._stopping is None or not ray.wait([self._stopping], timeout=0)[0]:
@@ -93,6 +107,8 @@ class Session:
 
     def _controller_silent(self, error: Exception) -> Ended | None:
         """It is being restarted, most likely."""
+        if self._broken:
+            return Ended("failed", f"Ray's {self._broken} has died, and the job with it; go on with --resume")
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since > GONE_PATIENCE_SECONDS:
