@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 EXIT_CODES = {"done": 0, "failed": 3, "stopped": 130}
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2.0
+NOT_BEGUN = "stopped before it had begun"
 AT_ONCE = "ended at once by a second signal; resume with --resume"
 
 
@@ -101,9 +102,11 @@ def _live(run: RunDirectory, job: JobConfig, address: str, signals: Signals) -> 
 
     run_id = secrets.token_hex(5)
     with engine.open_ray(address, names.namespace(run_id), job) as ray_engine:
-        from elastic.cluster.session import Session  # after the token is in place: see engine.py
+        from elastic.cluster.session import Ended, Session  # after the token is in place: see engine.py
 
         signals.install()
+        if signals.count:
+            return Ended("stopped", NOT_BEGUN)
         session = Session(ray_engine, run, job, run_id)
         try:
             session.begin()

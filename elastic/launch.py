@@ -88,6 +88,15 @@ def with_data(job: JobConfig) -> JobConfig:
     return job.model_copy(update=updates)
 
 
+def greeting(job: JobConfig, address: str) -> str:
+    """What begins now and takes a while."""
+    cluster = job.cluster
+    nodes = f"{cluster.nodes} node" + ("s" if cluster.nodes > 1 else "")
+    standbys = f" and {cluster.standbys} standby" if cluster.standbys else ""
+    ray = "a local Ray" if address == "local" else f"the Ray cluster at {address}"
+    return f"starting {cluster.workers} workers{standbys} in {nodes} on {ray}; the first step takes some 15 s"
+
+
 def start_job(run: RunDirectory, resume: bool, address: str) -> Child:
     """Start the job process of a prepared run directory."""
     command = [sys.executable, *JOB_PROCESS, str(run.path), "--address", address]
@@ -125,6 +134,6 @@ def run_job(job: JobConfig, resume: bool, detach: bool, address: str) -> tuple[R
     with Signals() as signals:
         child = start_job(run, resume, address)
         if not detach:
-            return run, follow(run, view, child, signals, follower)
+            return run, follow(run, view, child, signals, follower, greeting(job, address))
         outcome = wait_until_up(run, view, child, signals, follower)
         return run, outcome or Outcome("detached", "", 0)

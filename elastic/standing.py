@@ -16,7 +16,7 @@ def standing(controller: Controller) -> dict[str, Any]:
         "state": state(controller),
         "step": chronicle.ledger_next,
         "steps": controller.facts.steps,
-        "generation": ballots.plan.ballot.number if ballots.plan is not None else 0,
+        "generation": ballots.number,
         "members": [member(controller, w) for w in controller.roster if w.alive],
         "incarnation": ballots.incarnation,
         "last": dict(controller.last_step),

@@ -153,8 +153,13 @@ def event_line(event: Mapping[str, Any]) -> str:
         reason = event.get("reason")
         return f"{words}: {event.get('state', '?')}{f': {reason}' if reason else ''}"
     details = [f"{_value(event['fault'])}"] if "fault" in event else []
-    details += [f"{k} {_value(v)}" for k, v in event.items() if k not in QUIET_KEYS and k != "fault" and v is not None]
+    details += [f"{k} {_value(v)}" for k, v in event.items() if k not in QUIET_KEYS and k != "fault" and _tells(v)]
     return f"{words} at step {event.get('step', '?')}{': ' if details else ''}{', '.join(details)}"
+
+
+def _tells(value: Any) -> bool:
+    """What isn't so isn't worth a word: no rollback, nobody behind, nothing to fill."""
+    return value is not None and value is not False and value != []
 
 
 def _recovery(event: Mapping[str, Any]) -> str:

@@ -74,9 +74,10 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def interrupt(self) -> None:
+    def interrupt(self, again: bool = False) -> None:
+        """Another signal the second time: two of one kind that wait to be handled would count as one."""
         if self.alive():
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM if again else signal.SIGINT)
 
 
 # --- following -----------------------------------------------------------------------------------------------
@@ -114,10 +115,14 @@ class Follower:
         screen.refresh()
 
 
-def follow(run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower) -> Outcome:
+def follow(
+    run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower, greeting: str = ""
+) -> Outcome:
     """Watch one's own job until it is gone. The first Ctrl-C asks it to stop with a checkpoint, the next to end."""
     passed_on = 0
     with screen_for(view) as screen:
+        if greeting:
+            screen.say(greeting)
         while True:
             alive = job.alive()
             follower.step(screen)
@@ -127,7 +132,7 @@ def follow(run: RunDirectory, view: RunView, job: Child, signals: Signals, follo
                 return Outcome("detached", "", 0)
             while passed_on < signals.interrupts:
                 passed_on += 1
-                job.interrupt()
+                job.interrupt(again=passed_on > 1)
                 screen.say(
                     "stopping at the next step with a checkpoint; Ctrl-C again ends at once"
                     if passed_on == 1
@@ -163,7 +168,7 @@ def wait_until_up(run: RunDirectory, view: RunView, job: Child, signals: Signals
             return None
         while passed_on < signals.interrupts:
             passed_on += 1
-            job.interrupt()
+            job.interrupt(again=passed_on > 1)
         time.sleep(POLL_SECONDS)
     follower.take_in()
     return outcome_of(run, view.ended, job)

@@ -253,7 +253,6 @@ class Driver:
             return
         self.resuming = NO_BALLOT
         self.resumed_at = time.monotonic()
-        self.clock.enter(self.resumed_at)
         self.tell(
             "Resumed",
             ballot=list(plan.ballot),

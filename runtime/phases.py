@@ -20,10 +20,6 @@ class StepClock:
         self._step = -1
         self._marks: list[float] = [0.0]
 
-    def enter(self, now: float) -> None:
-        """Begin the step anew: a plan was installed."""
-        self._marks = [now]
-
     def look(self, tx: StepTransaction, now: float) -> None:
         if tx.step != self._step:
             self._step, self._marks = tx.step, [now]

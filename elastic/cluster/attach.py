@@ -56,7 +56,9 @@ def _request(run_dir: Path, name: str, fault: str) -> list[str]:
         except (ray.exceptions.RayError, ValueError) as error:
             if _injected(run_dir, fault, asked):
                 return [f"{fault}: injected"]
-            if isinstance(error, ValueError) or time.monotonic() > deadline:
+            if holder(open_run(run_dir)) is None:
+                raise UsageError(f"{run_dir}: the job has ended; nothing was injected") from None
+            if time.monotonic() > deadline:
                 raise HostError(f"{run_dir}: the job's controller doesn't answer: {type(error).__name__}") from error
         time.sleep(0.3)
 
