@@ -21,7 +21,7 @@ def test_ctrl_c_and_resume_with_another_number_of_workers(house: House, referenc
     command.send(signal.SIGINT)
     ended = command.wait()
     assert ended.code == 130, f"{ended.said()}\n{run.story()}"
-    assert "stopped: go on with `everstep run job.yaml --resume`" in ended.out
+    assert "stopped: go on with `everstep run job.yaml --set " in ended.out
     assert ended.err == ""
     house.eye.nothing_left()
     assert run.end["state"] == "stopped"
@@ -49,21 +49,6 @@ def test_ctrl_c_and_resume_with_another_number_of_workers(house: House, referenc
     assert house("audit", "runs/stopped").code == 0
 
 
-def test_a_second_ctrl_c_ends_at_once(house: House) -> None:
-    command, run = house.begin("at-once")
-    run.wait_for_steps(2, command)
-    with stopped_worker(run):  # so that it can't stop by itself
-        command.send(signal.SIGINT)
-        run.wait_for("the first is taken in", lambda: "Ctrl-C again ends at once" in command.out, command)
-        command.send(signal.SIGINT)
-        ended = command.wait(60)
-    assert ended.code == 130, f"{ended.said()}\n{run.story()}"
-    assert ended.err == ""
-    house.eye.nothing_left()
-    assert run.end["state"] == "stopped"
-    assert len(run.records) < STEPS
-
-
 def test_a_job_goes_on_without_its_terminal(house: House, reference: Run) -> None:
     """SIGHUP detaches; others attach, ask for its status, and inject faults."""
     command, run = house.begin("alone")
@@ -87,23 +72,42 @@ def test_a_job_goes_on_without_its_terminal(house: House, reference: Run) -> Non
     house.same(reference, run)
 
 
-def test_a_killed_job_process_leaves_nothing_running(house: House) -> None:
-    ended = house(*house.run_arguments("killed"), "--detach")
+def test_two_hard_ends(house: House, reference: Run) -> None:
+    """The job process is killed; resumed, it is ended by a second Ctrl-C. Neither leaves anything, and it goes on."""
+    ended = house(*house.run_arguments("hard", checkpoint__full_every=3), "--detach")
     assert ended.code == 0, ended.said()
-    run = house.at("killed")
-    run.wait_for_steps(2)
+    run = house.at("hard")
+    run.wait_for_steps(5)
     with stopped_worker(run):
         os.kill(run.job_pid(), signal.SIGKILL)
-        house.eye.nothing_left(seconds=20, files=False)
-    status = house("status", "runs/killed")
-    assert "failed" in status.out
-    assert "died" in status.out
+        house.eye.nothing_left(seconds=20, files=False)  # which the next job sweeps away
+    assert "the job process died without ending the run" in house("status", "runs/hard").out
+    steps = len(run.records)
+
+    command = house.start(*house.run_arguments("hard", resume=True, checkpoint__full_every=3))
+    run.wait_for_steps(steps + 2, command)
+    assert run.of_kind("plan")[-1]["step"] in (3, steps // 3 * 3)  # from a checkpoint, over steps that are recorded
+    with stopped_worker(run, run.status["members"][0]["id"]):  # so that it can't stop by itself
+        command.send(signal.SIGINT)
+        run.wait_for("the first Ctrl-C is taken in", lambda: "Ctrl-C again ends at once" in command.out, command)
+        command.send(signal.SIGINT)
+        ended = command.wait(60)
+    assert ended.code == 130, f"{ended.said()}\n{run.story()}"
+    assert ended.err == ""
+    house.eye.nothing_left()
+    assert run.end["state"] == "stopped"
+    assert len(run.records) < STEPS
+
+    ended = house(*house.run_arguments("hard", resume=True, checkpoint__full_every=3))
+    assert ended.code == 0, f"{ended.said()}\n{run.story()}"
+    house.eye.nothing_left()
+    house.same(reference, run)
 
 
 @contextlib.contextmanager
-def stopped_worker(run: Run) -> Iterator[None]:
+def stopped_worker(run: Run, worker: int = 2) -> Iterator[None]:
     """The job can't get on while the block runs."""
-    pid = run.pids(id=2)[0]
+    (pid,) = run.pids(id=worker)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
