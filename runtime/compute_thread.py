@@ -6,7 +6,6 @@ that is running when the wish changes goes on if it is still wanted, and else st
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,9 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.priority import compute_after
 from runtime.protocol import RankWork
-
-NICENESS = 5  # the control thread answers first where cores are scarce
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class ComputeThread:
         return outcomes
 
     def _loop(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        compute_after()
         self._pin()
         while True:
             with self._changed:

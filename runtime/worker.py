@@ -39,6 +39,7 @@ from runtime.config import CheckpointConfig, ScheduleConfig, TrainConfig
 from runtime.driver import Driver
 from runtime.guard import Verdict, judge
 from runtime.numerics import numerics_class, pin, probe
+from runtime.priority import answer_first
 from runtime.protocol import Certificate
 from runtime.recipe import GuardedRecipe, build_recipe
 from runtime.recipe_checks import check_recipe, group_names, group_options
@@ -69,6 +70,7 @@ class Built:
 @record
 def main() -> None:
     die_with(int(os.environ["EVERSTEP_PARENT"]))
+    answer_first()
     selector = selectors.DefaultSelector()
     agent = connect_local(Path(os.environ["EVERSTEP_AGENT_SOCKET"]), selector)
     agent.send({"kind": "Hello", "worker": int(os.environ["EVERSTEP_WORKER"]), "pid": os.getpid()})
@@ -77,8 +79,8 @@ def main() -> None:
         work(setup, agent, selector)
     except Exception as error:  # the process's edge: say whose fault it is, then end
         theirs = isinstance(error, BLAME_THEIRS)
-        if not theirs:
-            traceback.print_exc()
+        if not theirs or error.__cause__ is not None:  # into this worker's log, for whoever wrote the code
+            traceback.print_exception(error if error.__cause__ is None else error.__cause__)
         message = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
         agent.send({"kind": "WorkerFailed", "message": message, "theirs": theirs})
         sys.stderr.write(f"{message}\n")
