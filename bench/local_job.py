@@ -157,7 +157,11 @@ class LocalJob:
         }
         with (self.run / f"worker-{worker}.log").open("wb") as log:
             popen = subprocess.Popen(
-                WORKER_COMMAND, env={**os.environ, **environment(self.job.train), **own}, stdout=log, stderr=log
+                WORKER_COMMAND,
+                env={**os.environ, **environment(self.job.train), **own},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # as torchelastic does: the kernel shares cores between sessions first
             )
         pidfd = os.pidfd_open(popen.pid)
         self._processes[worker] = _Process(slot, popen, pidfd)

@@ -44,6 +44,7 @@ class PlainDdp:
                         stdout=subprocess.PIPE,
                         stderr=log,
                         text=True,
+                        start_new_session=True,
                     )
                 )
 
