@@ -32,6 +32,11 @@ def answer_first(whole_process: bool = False) -> None:
         _ask(thread, SHORT_SLICE_NANOSECONDS)
 
 
+def take_turns() -> None:
+    """Usual slices for the calling thread: whoever started it may have asked for short ones."""
+    _ask(threading.get_native_id(), USUAL_SLICE)
+
+
 def compute_after() -> None:
     """The calling thread computes: usual slices, and a lower priority than who answers."""
     thread = threading.get_native_id()

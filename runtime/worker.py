@@ -39,7 +39,7 @@ from runtime.config import CheckpointConfig, ScheduleConfig, TrainConfig
 from runtime.driver import Driver
 from runtime.guard import Verdict, judge
 from runtime.numerics import numerics_class, pin, probe
-from runtime.priority import answer_first
+from runtime.priority import answer_first, take_turns
 from runtime.protocol import Certificate
 from runtime.recipe import GuardedRecipe, build_recipe
 from runtime.recipe_checks import check_recipe, group_names, group_options
@@ -70,7 +70,7 @@ class Built:
 @record
 def main() -> None:
     die_with(int(os.environ["EVERSTEP_PARENT"]))
-    answer_first()
+    take_turns()  # until there is something to answer
     selector = selectors.DefaultSelector()
     agent = connect_local(Path(os.environ["EVERSTEP_AGENT_SOCKET"]), selector)
     agent.send({"kind": "Hello", "worker": int(os.environ["EVERSTEP_WORKER"]), "pid": os.getpid()})
@@ -156,6 +156,7 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
     }
     agent.send({"kind": "WorkerUp", "info": info})
     compute.start()
+    answer_first()
     Driver(transaction, arithmetic, mesh, agent, compute, saver).run()
     mesh.shut()
 

@@ -24,6 +24,7 @@ from elastic.cluster.fate import die_with_raylet
 from elastic.cluster.names import CONTROLLER, log_to
 from elastic.wire import KEPT_KINDS, Plain, event_to_plain
 from runtime.config import TrainConfig
+from runtime.priority import answer_first
 
 AGENT_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
@@ -126,6 +127,7 @@ class AgentActor:
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         die_with_raylet(facts["local"])
+        answer_first(whole_process=True)
         run_dir = Path(facts["run_dir"])
         log_to(run_dir / "logs" / f"agent-{facts['slot']}.log")
         with contextlib.suppress(OSError):  # on another host it may not be there

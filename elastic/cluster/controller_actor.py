@@ -36,6 +36,7 @@ from elastic.faults import parse_fault
 from elastic.rundir import RunDirectory, holder
 from elastic.shell import Shell, controller_facts
 from elastic.wire import Plain, event_from_plain
+from runtime.priority import answer_first
 
 CONTROLLER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
@@ -57,6 +58,7 @@ class ControllerActor:
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         die_with_raylet(facts["local"])
+        answer_first(whole_process=True)
         self._facts = facts
         self._run = RunDirectory(Path(facts["run_dir"]))
         log_to(self._run.logs / "controller.log")

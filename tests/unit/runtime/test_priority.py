@@ -35,6 +35,8 @@ thread = threading.Thread(target=compute)
 thread.start()
 thread.join()
 seen["own niceness"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+priority.take_turns()
+seen["turns"] = priority.slice_of(threading.get_native_id())
 priority.answer_first(whole_process=True)
 seen["whole"] = priority.slice_of(before.native_id)
 done.set()
@@ -58,7 +60,7 @@ def test_who_answers_gets_short_slices(seen: dict[str, int]) -> None:
     if seen["own"] in (None, seen["usual"], 0):
         pytest.skip("this kernel grants no slices")
     assert seen["own"] == seen["inherited"] == 100_000
-    assert seen["other"] == seen["compute"] == seen["usual"] != 100_000
+    assert seen["other"] == seen["compute"] == seen["turns"] == seen["usual"] != 100_000
     assert seen["whole"] == 100_000
 
 
