@@ -235,6 +235,9 @@ class Checks:
             return  # a deposed controller's; nobody who counts can accept it any more
         self.refresh()
         left = [w for w in self.living() if w.id not in plan.ids()]
+        for worker in left:
+            if not worker.impaired and current:
+                self.violation(f"worker {worker.id} is given up, and nothing is wrong with it")
         if left:
             self.count(left)
         if plan.checkpoint is not None and self.newest is not None:

@@ -160,6 +160,7 @@ class Cluster:
                 agent.late[self.incarnation] = now + random.choice((0.3, 2.0, 6.0)) * random.random()
         if everywhere and self.agents:
             answering = random.choice(list(self.agents.values()))
+            self.world.faults.impair(answering)
             answering.up_last = max(answering.up_last, now + late + random.choice((0.5, 2.0)))
 
     def think(self, incarnation: int, event: m.Event) -> None:
@@ -294,7 +295,9 @@ class Cluster:
         """``again``: Ray starts it again by itself. Else the shell says so, unless it is to stay away."""
         self.die(agent, "killed")
         slot = agent.slot
-        if again:
+        if agent.deserted:
+            return
+        if again and slot not in self.booting:
             self.booting.add(slot)
             self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
         elif gone_for_good:
@@ -304,12 +307,14 @@ class Cluster:
 
     def agent_down(self, agent: SimAgent, named: str) -> None:
         agent.deserted = True
-        self.think(self.incarnation, m.AgentDown(agent.slot, named, self.world.wall()))
+        if self.agents[agent.slot] is agent and not (named == "" and agent.slot in self.booting):
+            self.think(self.incarnation, m.AgentDown(agent.slot, named, self.world.wall()))
 
     def desert(self, agent: SimAgent) -> None:
         """The shell can't reach a living agent and gives it up; its workers go on, and are killed when that can be."""
         if agent.alive and not agent.deserted:
             self.world.trace(f"*** agent {agent.instance} is given up, its workers live on")
+            self.world.faults.impair(agent)
             self.agent_down(agent, "")
 
     # --- workers --------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ STEP_POINTS = (
     "save",
     "gate",
 )
-CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "filled", "join", "lost")
+CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "filled", "moved", "join", "lost")
 KINDS = {
     "kill-worker": 30,
     "kill-node": 6,
@@ -42,7 +42,10 @@ KINDS = {
     "slow-link": 5,
     "slow-worker": 4,
     "cut-link": 10,
-    "isolate-worker": 6,
+    "isolate-worker": 4,
+    "evict-worker": 4,
+    "favour-worker": 3,
+    "kill-holder": 4,
     "hold-node": 4,
     "split-node": 5,
     "desert-node": 8,
@@ -54,14 +57,24 @@ PER_STEP |= {"publish": 14, "install": 5}
 Link = tuple[tuple[str, ...], tuple[str, ...], int, bool]
 DEATHS = ("kill-worker", "isolate-worker", "desert-node", "split-node", "kill-node")
 MOTIFS: tuple[tuple[Link, ...], ...] = (
-    # whoever knows more than the rest is lost or cut off, and the next controller finds it again
+    # whoever knows more than the rest is cut off, and the next controller finds it again
     (
-        (("isolate-worker", "isolate-worker", "split-node", "desert-node"), ("ahead",), 10, True),
+        (("favour-worker",), ("contributed", "reduced", "vote"), 8, True),
+        (("evict-worker",), ("ahead",), 8, True),
+        (("kill-controller",), ("plan sent", "plan", "plan", "ask", "report"), 8, True),
+        (("kill-worker", "cut-link", "kill-controller"), ("ask", "report", "plan sent", "plan"), 8, False),
+    ),
+    (
+        (("evict-worker", "evict-worker", "split-node", "desert-node"), ("ahead", "certified"), 8, True),
         (("kill-controller",), ("plan sent", "plan", "plan", "ask", "report"), 8, True),
         (("kill-worker", "cut-link"), ("ask", "report", "plan sent", "plan"), 8, False),
     ),
     # a publisher is lost in mid-sentence
-    ((("kill-worker", "kill-worker", "isolate-worker"), ("ahead",), 10, True),) * 2,
+    (
+        (("favour-worker",), ("contributed", "reduced", "vote"), 8, True),
+        (("kill-worker",), ("ahead",), 10, True),
+    ),
+    ((("kill-worker", "kill-worker", "evict-worker"), ("ahead",), 10, True),) * 2,
     ((("kill-worker", "isolate-worker"), ("certified", "publish", "vote", "reduced"), 12, True),) * 2,
     # a controller dies in mid-sentence, twice
     (
@@ -78,8 +91,8 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
     ),
     (
         (("kill-worker", "add-node"), ("install",), 8, True),
-        (("kill-worker",), ("moved",), 8, True),
-        (("kill-worker",), ("plan",), 5, False),
+        (("kill-worker",), ("moved",), 3, True),
+        (("kill-holder",), ("plan", "plan", "install", "report"), 8, False),
     ),
     # everything is lost, and the rollback is disturbed
     (
@@ -176,6 +189,8 @@ class Faults:
             del self.waiting[fault.point]
         self.coverage[point, fault.kind] += 1
         self.happened.append((point, fault.kind))
+        if point == "moved" and worker is not None:
+            self.weak = worker.moved_here()
         target = worker if fault.here and worker is not None and worker.alive else self.somebody()
         self.world.trace(f"*** {fault.kind} at {point}, target {target}")
         if target is not None:
@@ -188,19 +203,24 @@ class Faults:
             self.world.heal_later()
 
     def somebody(self) -> SimWorker | None:
-        """A living member by chance; rather often one that holds the shard that is moving, or was when last looked."""
-        checks = self.world.checks
+        """A living member by chance; rather often one that holds a shard that is moving."""
         living = [w for w in self.world.workers.values() if w.alive]
-        members = [w for w in living if checks.standing(w)]
-        if checks.newest is not None and self.random.random() < 0.4:
-            moving = [s for s, where in enumerate(checks.newest.shards) if where.fill or len(where.backups) > 1]
-            if self.weak is None or (moving and self.random.random() < 0.5):
-                self.weak = self.random.choice(moving or range(self.world.job.shards))
-            where = checks.newest.shards[self.weak]
-            holders = [w for w in members if w.id in (where.owner, *where.backups)]
-            if holders:
-                return self.random.choice(holders)
+        members = [w for w in living if self.world.checks.standing(w)]
+        if self.random.random() < 0.3 and (holders := self.holders()):
+            return self.random.choice(holders)
         return self.random.choice(members or living) if living else None
+
+    def holders(self) -> list[SimWorker]:
+        """Living holders of one shard: the same as last time, or one that is moving."""
+        plan = self.world.checks.newest
+        if plan is None:
+            return []
+        if self.weak is None or self.random.random() < 0.2:
+            moving = [s for s, where in enumerate(plan.shards) if where.fill or len(where.backups) > 1]
+            self.weak = self.random.choice(moving or range(self.world.job.shards))
+        where = plan.shards[self.weak]
+        found = [self.world.workers[w] for w in (where.owner, *where.backups)]
+        return [w for w in found if w.alive]
 
     # --- the faults ---------------------------------------------------------------------------------------------
 
@@ -211,6 +231,10 @@ class Faults:
     def kill_worker(self, target: SimWorker) -> None:
         if not self.by_request(f"kill-worker={target.id}"):
             self.world.cluster.worker_dies(target, "kill-worker")
+
+    def kill_holder(self, target: SimWorker) -> None:
+        holders = self.holders()
+        self.world.cluster.worker_dies(self.random.choice(holders) if holders else target, "kill-holder")
 
     def kill_node(self, target: SimWorker) -> None:
         """The node is gone; the shell asks for another in its place."""
@@ -228,7 +252,7 @@ class Faults:
 
     def freeze_worker(self, target: SimWorker) -> None:
         """SIGSTOP, and SIGCONT some time later; perhaps in a state in which it can't be killed either."""
-        target.stopped = True
+        target.stopped = target.impaired = True
         self.perhaps_stubborn(target)
         seconds = self.random.choice((0.05, 0.3, 1.0, 4.0, 20.0))
         self.world.engine.after(self.world.engine.jitter(seconds), target.resume)
@@ -261,9 +285,28 @@ class Faults:
         if self.random.random() < 0.5:
             self.hold_control(target.agent, self.random.choice((0.2, 2.0)))
 
+    def evict_worker(self, target: SimWorker) -> None:
+        """It loses its links, can't say so, and survives being killed for a while."""
+        target.stubborn_until = self.world.engine.now + self.random.choice((1.0, 4.0, 10.0))
+        self.hold_control(target.agent, self.random.choice((0.3, 1.0, 2.0)))
+        self.cut(target, self.others(target), self.random.choice((0.0, 1.0)))
+
+    def favour_worker(self, target: SimWorker) -> None:
+        """Everything between the others takes its time, so that this one is ahead."""
+        network = self.world.network
+        seconds = self.random.choice((0.2, 0.6, 1.5))
+        others = self.others(target)
+        for sender in others:
+            for receiver in others:
+                if sender is not receiver:
+                    base = network.base(sender, receiver)
+                    network.slow[sender.id, receiver.id] = max(1.0, self.world.engine.jitter(seconds) / base)
+        self.world.engine.after(self.world.engine.jitter(3.0), network.slow.clear)
+
     def cut(self, target: SimWorker, others: Iterable[SimWorker], blocked_seconds: float) -> None:
         network = self.world.network
         for other in others:
+            target.impaired = other.impaired = True
             network.cut(target, other)
             if blocked_seconds:
                 pair = frozenset((target.id, other.id))
@@ -273,6 +316,7 @@ class Faults:
     def hold_node(self, target: SimWorker) -> None:
         """The node is cut off, but not for long enough that anyone takes its links for broken."""
         until = self.world.engine.now + self.random.choice((0.1, 0.5, 3.0))
+        self.impair(target.agent)
         for worker in target.agent.living():
             for other in self.world.workers.values():
                 if other.agent is not target.agent:
@@ -294,7 +338,12 @@ class Faults:
             self.hold_control(target.agent, self.random.choice((0.2, 2.0)))
         self.world.cluster.desert(target.agent)
 
+    def impair(self, agent: SimAgent) -> None:
+        for worker in agent.living():
+            worker.impaired = True
+
     def hold_control(self, agent: SimAgent, seconds: float) -> None:
+        self.impair(agent)
         agent.held_until = self.world.engine.now + seconds
 
     def others(self, target: SimWorker) -> list[SimWorker]:

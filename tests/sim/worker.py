@@ -14,7 +14,7 @@ from runtime import actions as a
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
-from runtime.protocol import Certificate, Frame, FrameKind, Plan, WorkerId
+from runtime.protocol import Certificate, Frame, FrameKind, WorkerId
 from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.network import SimMesh
@@ -65,9 +65,9 @@ class WatchedDriver(Driver):
             sim.world.violation(f"worker {sim.id} is frozen and does {type(action).__name__}")
         if (point := POINT_OF_ACTION.get(type(action))) is not None:
             sim.at(point)
-            if point == "report" and self.tx.plan is not None and sim.has_moved(self.tx.plan):
-                sim.at("moved")
         super().act(action)
+        if point == "report" and sim.moved_here() is not None:
+            sim.at("moved")
 
 
 class SimCompute:
@@ -175,6 +175,7 @@ class SimWorker:
         self.world, self.agent, self.id, self.slowness = world, agent, worker, slowness
         self.alive = True
         self.stopped = False  # by a signal
+        self.impaired = False  # something was done to it or its links, so to give it up is no mistake
         self.stubborn_until = 0.0  # no signal that its agent sends has effect before
         self.backlog: list[tuple[Any, tuple[Any, ...]]] = []
         self.marks: list[str] = []
@@ -299,13 +300,14 @@ class SimWorker:
     def on_saved(self, saved: Saved) -> None:
         self.driver.on_saved(saved)
 
-    def has_moved(self, plan: Plan) -> bool:
-        """It is the second backup of a shard, filled, and may soon be the only one."""
-        return any(
-            len(where.backups) > 1 and self.id in where.fill and self.tx.holdings[shard].complete
-            for shard, where in enumerate(plan.shards)
-            if shard in self.tx.holdings
-        )
+    def moved_here(self) -> int | None:
+        """A shard whose second backup it is, filled, so that the next plan may let another copy go."""
+        if self.tx.plan is not None:
+            for shard, where in enumerate(self.tx.plan.shards):
+                holding = self.tx.holdings.get(shard)
+                if len(where.backups) > 1 and self.id in where.fill and holding is not None and holding.complete:
+                    return shard
+        return None
 
     # --- dying --------------------------------------------------------------------------------------------------
 
