@@ -84,7 +84,7 @@ class Ballots:
             return 0
         return sum(all((w, s) in self.unfilled for w in where.backups) for s, where in enumerate(self.plan.shards))
 
-    def facts(self, reason: str) -> dict[str, Any]:
+    def facts(self, reason: str, rollback: bool) -> dict[str, Any]:
         """The plan, as an event tells it."""
         plan = self.plan
         assert plan is not None
@@ -93,7 +93,7 @@ class Ballots:
             "step": plan.version,
             "members": list(plan.ids()),
             "reason": reason,
-            "rollback": plan.checkpoint is not None and plan.version > 0,
+            "rollback": rollback,
             "behind": [m.worker for m in plan.members if m.behind],
             "fills": sum(len(s.fill) for s in plan.shards),
         }

@@ -232,7 +232,7 @@ class Controller(Workforce):
         for member in plan.members:
             if member.worker not in before:
                 self.act(m.AppendEvent("member_joined", {"worker": member.worker, "node": member.node}))
-        self.act(m.AppendEvent("plan", self.ballots.facts(asking.reason)))
+        self.act(m.AppendEvent("plan", self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)))
         self.send_plan(plan, set(plan.ids()))
         self.act(m.PublishStatus())
 
@@ -323,6 +323,7 @@ class Controller(Workforce):
             return
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
+            self.deaths_in_place = 0
             self.last_step = to_plain(record)
         plan = self.ballots.plan
         if self.costs.now is not None and plan is not None and self.chronicle.ledger_next > plan.version:

@@ -68,6 +68,7 @@ class ControllerState:
         self.initialising: WorkerId | None = None
         self.prune_due = False
         self.failed_starts = 0
+        self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""
         self.last_step: Mapping[str, Any] = {}
         self.ended: tuple[str, str] | None = None

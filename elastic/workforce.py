@@ -14,6 +14,7 @@ from runtime.protocol import WorkerId
 ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long is taken for dead
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
+DEATHS_IN_PLACE = 4  # times as many workers as the job has, dying at one step, are no accident
 FAILED_STARTS = 3  # workers in a row that die before they are up
 
 
@@ -110,7 +111,15 @@ class Workforce(ControllerState):
                 return
         known.state = WorkerState.DEAD
         self.gone(worker, reason, time, notice)
+        self.refuse_endless(worker, reason)
         self.act(m.PublishStatus())
+
+    def refuse_endless(self, worker: WorkerId, reason: str) -> None:
+        """A job whose every worker dies at the same step would begin it again for ever."""
+        self.deaths_in_place += 1
+        if self.deaths_in_place >= DEATHS_IN_PLACE * (self.target() + self.facts.standbys):
+            deaths, step = self.deaths_in_place, self.chronicle.ledger_next
+            self.end("failed", f"{deaths} workers died in step {step}, the last of them, worker {worker}, by {reason}")
 
     def start_missing(self) -> None:
         """Replace who died, also who died with its node or while no controller looked."""

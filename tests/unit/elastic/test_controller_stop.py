@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from test_controller_patience import Play
+from test_controller_totals import record
 
 from elastic import messages as m
 
@@ -33,4 +34,25 @@ def test_stop_with_nobody_left_ends_at_the_checkpoint() -> None:
 def test_stop_at_the_start_waits_for_the_first_checkpoint() -> None:
     play = Play()
     play.say(m.FaultRequested("stop"))
+    assert not play.of(m.End)
+
+
+def test_a_job_whose_workers_die_again_and_again_at_one_step_fails() -> None:
+    play = Play().begun()
+    last = -1
+    while not play.of(m.End) and last < 40:
+        last += 1
+        play.up(last)
+        play.say(m.WorkerExited(last, "exit code 9", 1.0))
+    assert play.of(m.End) == [m.End("failed", "16 workers died in step 0, the last of them, worker 15, by exit code 9")]
+
+
+def test_a_job_that_gets_on_between_deaths_goes_on() -> None:
+    play = Play().begun()
+    for worker in range(40):
+        play.up(worker)
+        play.say(m.WorkerExited(worker, "SIGKILL", 1.0))
+        if worker % 10 == 0:
+            step = play.controller.chronicle.ledger_next
+            play.say(m.StepsDecided(worker, (record(step),)))
     assert not play.of(m.End)
