@@ -234,7 +234,9 @@ class Driver:
             links_closed=after.links_closed - self.links.links_closed,
         )
         self.links = after
-        self.do(actions)  # which may tell that it has resumed
+        computing: list[a.Action] = [action for action in actions if isinstance(action, a.Compute)]
+        self.do(computing)  # it goes on from here, and tells so; what there is to send is work of the new plan
+        self.do([action for action in actions if not isinstance(action, a.Compute)])
         if plan.ids()[0] == self.tx.worker:
             self.tell_unacknowledged()
 
