@@ -27,7 +27,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest
 
 bench: $(STAMP)
-	@set -e; for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@$(BIN)/python -m bench
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -142,9 +142,11 @@ def compare(events: list[dict[str, Any]]) -> list[Result]:
     detect = [event["detect_ms"] for event in events]
     both = [a + b for a, b in zip(detect, pause, strict=True)]
     recompute = [event["recompute_ms"] for event in events]
+    waited = [p for p in pause if p > 0.0]  # 0: every survivor was computing, so nobody waited
     case = f"recovery, {len(events)} SIGKILLs among 4 workers"
     return [
         _result(f"{case}: pause", pause, PAUSE_TARGET_MS),
+        _result(f"{case}: pause of the {len(waited)} at which somebody waited", waited or [0.0], None),
         _result(f"{case}: detect", detect, None),
         _result(f"{case}: detect + pause", both, TOTAL_TARGET_MS),
         _result(f"{case}: recompute", recompute, None, {"micro_batches": [event["recomputed"] for event in events]}),
