@@ -21,7 +21,7 @@ from dataloader.dataset import read_index
 from dataloader.errors import ConfigError
 from elastic.config import JobConfig
 from elastic.rundir import RunDirectory, prepare, refuse
-from elastic.view import RunView
+from elastic.view import RunView, counted
 from elastic.watch import Child, Follower, Outcome, Signals, follow, wait_until_up
 from runtime.config import ModelConfig
 
@@ -91,10 +91,10 @@ def with_data(job: JobConfig) -> JobConfig:
 def greeting(job: JobConfig, address: str) -> str:
     """What begins now and takes a while."""
     cluster = job.cluster
-    nodes = f"{cluster.nodes} node" + ("s" if cluster.nodes > 1 else "")
-    standbys = f" and {cluster.standbys} standby" if cluster.standbys else ""
+    workers, nodes = counted(cluster.workers, "worker"), counted(cluster.nodes, "node")
+    standbys = f" and {counted(cluster.standbys, 'standby')}" if cluster.standbys else ""
     ray = "a local Ray" if address == "local" else f"the Ray cluster at {address}"
-    return f"starting {cluster.workers} workers{standbys} in {nodes} on {ray}; the first step takes some 15 s"
+    return f"starting {workers}{standbys} in {nodes} on {ray}; the first step takes some 15 s"
 
 
 def start_job(run: RunDirectory, resume: bool, address: str) -> Child:

@@ -101,7 +101,7 @@ class RunView:
             ]
         if self.generation is not None:
             parts.append(f"generation {self.generation}")
-        parts.append(f"{self.faults} fault{'' if self.faults == 1 else 's'}")
+        parts.append(counted(self.faults, "fault"))
         return parts
 
 
@@ -150,8 +150,9 @@ def event_line(event: Mapping[str, Any]) -> str:
     if kind == "recovery":
         return f"{words} in step {event.get('step', '?')}: {_recovery(event)}"
     if kind == "run_ended":
-        reason = event.get("reason")
-        return f"{words}: {event.get('state', '?')}{f': {reason}' if reason else ''}"
+        reason, faults = event.get("reason"), event.get("faults")
+        counted = f"; {counted(faults, 'fault')}" if isinstance(faults, int) else ""
+        return f"{words}: {event.get('state', '?')}{f': {reason}' if reason else ''}{counted}"
     details = [f"{_value(event['fault'])}"] if "fault" in event else []
     details += [f"{k} {_value(v)}" for k, v in event.items() if k not in QUIET_KEYS and k != "fault" and _tells(v)]
     return f"{words} at step {event.get('step', '?')}{': ' if details else ''}{', '.join(details)}"
@@ -189,6 +190,11 @@ def clock(line: Mapping[str, Any]) -> str:
         return time.strftime("%H:%M:%S", time.localtime(stamp))
     except (OverflowError, ValueError, OSError):
         return "--:--:--"
+
+
+def counted(count: int, what: str) -> str:
+    """1 fault, 2 faults"""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _number(value: Any) -> float:

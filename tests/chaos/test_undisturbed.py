@@ -17,6 +17,7 @@ def test_a_clean_run_says_so(house: House, reference: Run) -> None:
     assert reference.ended is not None
     said = reference.ended.out
     assert f"step {STEPS - 1} of {STEPS}" in said
+    assert f"run ended: done: {STEPS} steps; 0 faults\n" in said
     assert "done: weights in runs/reference/weights/model.safetensors" in said
     assert reference.end["state"] == "done"
     assert reference.end["faults"] == 0

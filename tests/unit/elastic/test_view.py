@@ -61,6 +61,9 @@ def test_lines(step_record: Make) -> None:
     assert event_line({"kind": "run_ended", "state": "failed", "reason": "no disk"}).endswith(
         "run ended: failed: no disk"
     )
+    done = {"kind": "run_ended", "state": "done", "reason": "4 steps", "faults": 0}
+    assert event_line(done).endswith("run ended: done: 4 steps; 0 faults")
+    assert event_line({**done, "faults": 1}).endswith("; 1 fault")
     injected = {"time": 5.0, "kind": "fault_injected", "step": 3, "generation": 1, "fault": "stop", "worker": None}
     assert event_line(injected).endswith("fault injected at step 3: stop")
 
