@@ -5,90 +5,15 @@ Each test starts a Ray of its own through the job process, never touches another
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
-from live_job import Site, eventually, scrape
-
-from dataloader.errors import UsageError
-from elastic.cluster.attach import inject
+from live_job import Site, eventually
 
 pytestmark = pytest.mark.timeout(300)
 ENDLESS = "train.steps=100000"
-
-
-def test_faults_a_stop_and_a_resumed_run(site: Site) -> None:
-    job = site.job("run", ENDLESS)
-    job.wait_for_step(5)
-    assert [m["id"] for m in job.members()] == [0, 1]
-    metrics = scrape(job.targets()[0])
-    assert metrics["everstep_workers"] == 2
-    assert metrics["everstep_step"] > 0
-
-    assert inject(job.run.path, ["kill-worker=1", "kill-worker=99"]) == [
-        "kill-worker=1: injected",
-        "kill-worker=99: skipped, worker 99 is not there",
-    ]
-    recovery = job.wait_for_event("recovery")
-    assert 0 < recovery["detect_ms"] < 2000
-    job.wait_until_settled(0, 1)  # with the replacement
-
-    assert inject(job.run.path, ["kill-controller"]) == ["kill-controller: injected"]
-    eventually(lambda: job.status().get("incarnation") == 2, 60, job.story)
-    job.wait_for_step(job.step() + 5)
-
-    assert inject(job.run.path, ["kill-agent=1"]) == ["kill-agent=1: injected"]
-    job.wait_until_settled(0, 2)
-
-    assert inject(job.run.path, ["kill-node=0", "add-node"]) == ["kill-node=0: injected", "add-node: injected"]
-    job.wait_until_settled(2, 3)
-    eventually(lambda: len(job.targets()) == 2, 10, job.story)
-    counted = scrape(job.targets()[-1])
-    assert counted['everstep_faults_injected_total{kind="kill-worker"}'] == 1
-    assert counted["everstep_pauses_total"] >= 3
-    assert not any('worker="1"' in name for name in counted)
-
-    job.signal(signal.SIGTERM)
-    assert job.end() == 130
-    stopped = job.step()
-    assert job.events()[-1]["kind"] == "run_ended"
-    assert job.events()[-1]["state"] == job.status()["state"] == "stopped"
-    assert [r.step for r in job.ledger()] == list(range(stopped))
-    assert (job.run.checkpoints / f"v{stopped:08d}" / "manifest.json").exists()
-    site.assert_nothing_is_left(10)
-    with pytest.raises(UsageError, match="no job is running here"):
-        inject(job.run.path, ["stop"])
-
-    job.run.job.write_text(job.run.job.read_text().replace("steps: 100000", f"steps: {stopped + 10}"))
-    again = site.job("run", f"train.steps={stopped + 10}", "cluster.nodes=1", resume=True)
-    assert again.end(90) == 0
-    assert [r.step for r in again.ledger()] == list(range(stopped + 10))
-    assert min(m["worker"] for m in again.events("member_joined")) > 3  # numbers are never used again
-    assert again.run.weights.exists()
-    site.assert_nothing_is_left(10)
-
-
-def test_a_killed_job_process_leaves_nothing(site: Site) -> None:
-    job = site.job("run", ENDLESS)
-    job.wait_for_step(3)
-    assert len(site.living()) > 5
-    job.signal(signal.SIGKILL)
-    job.process.wait()
-    # Ray's own directory stays, for the next job to sweep; no process does.
-    eventually(lambda: not site.living(), 15, lambda: str(site.living()))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        refused = site.job("next", f"metrics.port={port}", "cluster.nodes=1")
-        assert refused.end(90) == 3
-    assert refused.last_line().startswith(f"everstep: metrics.port: {port} is taken on this machine")
-    assert refused.events()[-1]["state"] == "failed"
-    assert "metrics.port" in refused.events()[-1]["reason"]
-    site.assert_nothing_is_left(10)
 
 
 HOST = """
