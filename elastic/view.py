@@ -151,8 +151,8 @@ def event_line(event: Mapping[str, Any]) -> str:
         return f"{words} in step {event.get('step', '?')}: {_recovery(event)}"
     if kind == "run_ended":
         reason, faults = event.get("reason"), event.get("faults")
-        counted = f"; {counted(faults, 'fault')}" if isinstance(faults, int) else ""
-        return f"{words}: {event.get('state', '?')}{f': {reason}' if reason else ''}{counted}"
+        how_many = f"; {counted(faults, 'fault')}" if isinstance(faults, int) else ""
+        return f"{words}: {event.get('state', '?')}{f': {reason}' if reason else ''}{how_many}"
     details = [f"{_value(event['fault'])}"] if "fault" in event else []
     details += [f"{k} {_value(v)}" for k, v in event.items() if k not in QUIET_KEYS and k != "fault" and _tells(v)]
     return f"{words} at step {event.get('step', '?')}{': ' if details else ''}{', '.join(details)}"
