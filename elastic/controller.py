@@ -48,7 +48,7 @@ class Controller(Workforce):
                 self.act(m.StartAgent(slot))
             self.act(m.Wake(START_PATIENCE_SECONDS))
         else:
-            self.returning = set(self.roster.slots)
+            self.returning = self.roster.expected_back()
             self.act(m.Wake(RETURN_PATIENCE_SECONDS))
         return self.take_actions()
 

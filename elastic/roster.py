@@ -134,6 +134,10 @@ class Roster:
         load = Counter(worker.node for worker in self.living())
         return min(nodes, key=lambda node: (load[node.id], node.id))
 
+    def expected_back(self) -> set[int]:
+        """Slots that a new controller must hear of: also one whose node was sent away, perhaps before it was gone."""
+        return self.slots | {node.slot for node in self.nodes.values() if node.alive}
+
     def living_nodes(self) -> int:
         return sum(n.alive for n in self.nodes.values())
 

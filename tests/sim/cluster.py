@@ -121,12 +121,11 @@ class Cluster:
         )
         self.world.trace(f"controller {self.incarnation} starts")
         self.execute(self.controller, self.incarnation, self.controller.start(self.engine.now))
-        if self.incarnation > 1:
-            for slot, agent in sorted(self.agents.items()):
-                if agent.alive and not agent.deserted:
-                    self.tell(agent, agent.introduction())
-                elif slot not in self.booting and slot not in self.away:
-                    self.engine.after(0.05, self.found_missing, slot)
+        for _, agent in sorted(self.agents.items()):
+            if agent.alive and not agent.deserted:
+                self.tell(agent, agent.introduction())
+        for slot in sorted(self.controller.returning):
+            self.engine.after(0.05, self.found_missing, slot)
 
     def found_missing(self, slot: int) -> None:
         agent = self.agents.get(slot)
@@ -138,7 +137,7 @@ class Cluster:
         if self.controller is None:
             return
         self.world.trace(f"*** controller {self.incarnation} dies")
-        if self.engine.random.random() < 0.4:
+        if self.engine.random.random() < 0.6:
             self.deposed[self.incarnation] = self.controller
         self.controller = None
         self.unwritten.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from elastic import messages as m
@@ -50,12 +51,12 @@ KINDS = {
     "split-node": 5,
     "desert-node": 8,
 }
+DISRUPTIVE = set(KINDS) - {"add-node", "freeze-worker", "slow-link", "slow-worker", "favour-worker", "hold-node"}
 PER_STEP = {"compute": 5, "contributed": 15, "reduced": 4, "gradient in flight": 4, "vote": 14, "certified": 5}
 PER_STEP |= {"publish": 14, "install": 5}
 
 # Chains that random faults rarely make, each as (kinds, points, most occurrences, hits whoever is there).
 Link = tuple[tuple[str, ...], tuple[str, ...], int, bool]
-DEATHS = ("kill-worker", "isolate-worker", "desert-node", "split-node", "kill-node")
 MOTIFS: tuple[tuple[Link, ...], ...] = (
     # whoever knows more than the rest is cut off, and the next controller finds it again
     (
@@ -81,6 +82,18 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
         (("kill-worker", "cut-link", "kill-controller"), ("vote", "publish", "reduced", "certified"), 12, True),
         (("kill-controller",), ("ask sent", "ask", "report", "plan sent", "plan"), 8, False),
         (("kill-controller", "kill-worker"), ("ask sent", "ask", "report", "plan sent", "plan"), 8, True),
+    ),
+    # two controllers plan at once, and not the same
+    (
+        (("kill-worker", "cut-link", "add-node"), ("vote", "publish", "install", "compute"), 12, False),
+        (("kill-controller",), ("report", "report", "ask"), 8, False),
+        (("kill-worker",), ("ask", "report", "plan", "plan"), 6, True),
+    ),
+    # a copy has just been retired when somebody is ahead
+    (
+        (("kill-worker", "add-node", "kill-agent"), ("install", "contributed"), 8, True),
+        (("favour-worker",), ("moved",), 4, False),
+        (("kill-worker", "cut-link", "kill-controller"), ("ahead",), 10, False),
     ),
     # a copy moves to who has joined, and its holders die around that
     (
@@ -125,35 +138,38 @@ class Faults:
         self.weak: int | None = None  # the shard whose holders are hit by preference
 
     def draw(self) -> list[Fault]:
-        """By chance; in half of the seeds part of it is a motif."""
-        random = self.random
+        """By chance; in half of the seeds part of it is a motif. All are to happen before the job's end."""
+        random, job = self.random, self.world.job
         number = random.choice((3, 3, 4, 5, 6))
-        latest = sorted(random.randrange(1, self.world.job.steps) for _ in range(number))
-        faults = [self.draw_one(index, latest[index]) for index in range(number)]
+        end = min([job.steps, *(entry.at_step for entry in job.faults if entry.fault == "stop")])
+        latest = sorted(random.randrange(1, max(2, end - 3)) for _ in range(number))
+        faults: list[Fault] = []
+        for index in range(number):
+            faults.append(self.draw_one(latest[index], faults[-1] if faults else None))
         if random.random() < 0.5:
+            at = random.randrange(2)
             motif = [
                 Fault(random.choice(kinds), random.choice(points), random.randint(1, most), 0, 0, True, here)
                 for kinds, points, most, here in random.choice(MOTIFS)
             ]
-            at = random.randrange(2)
-            for fault, replaced in zip(motif, faults[at : at + len(motif)], strict=False):
-                fault.earliest, fault.latest = replaced.earliest, replaced.latest
+            motif[0].earliest, motif[0].latest = faults[at].earliest, faults[at].latest
+            motif[0].chained = at > 0 and random.random() < 0.3
             faults[at : at + len(motif)] = motif
-            faults[at].chained = at > 0 and random.random() < 0.3
-            for fault in faults[at:]:
-                fault.latest = max(fault.latest, faults[at].latest)
+        for before, fault in pairwise(faults):  # each has a step for its point to be reached
+            fault.latest = min(end - 1, max(fault.latest, before.latest + 1))
         return faults
 
-    def draw_one(self, index: int, latest: int) -> Fault:
-        random = self.random
+    def draw_one(self, latest: int, before: Fault | None) -> Fault:
+        random, job = self.random, self.world.job
         (kind,) = random.choices(list(KINDS), list(KINDS.values()))
-        chained = index > 0 and random.random() < 0.5
-        if chained and random.random() < 0.65:
+        chained = before is not None and random.random() < 0.5
+        if chained and before is not None and before.kind in DISRUPTIVE and random.random() < 0.7:
             point, count = random.choice(CHANGE_POINTS), random.randint(1, 6)
         else:
-            point = random.choice(STEP_POINTS)
+            lacking = {"save": job.save_every == 0, "gate": not any(entry.wait for entry in job.faults)}
+            point = random.choice([p for p in STEP_POINTS if not lacking.get(p, False)])
             count = 1 + random.randrange(2 * PER_STEP.get(point, 3))
-        earliest = max(0, latest - 3) if index or random.random() < 0.9 else -1
+        earliest = max(0, latest - 3) if before is not None or random.random() < 0.9 else -1
         return Fault(kind, point, count, earliest, latest, chained, random.random() < 0.6)
 
     # --- waiting for the moment ---------------------------------------------------------------------------------
@@ -161,8 +177,11 @@ class Faults:
     def progress(self, step: int) -> None:
         """The job has entered this step for the first time."""
         self.arm(step)
-        for fault in [f for waiting in self.waiting.values() for f in waiting if f.latest <= step]:
-            self.happen(fault, "install", None)
+        last = step >= self.world.job.steps - 1
+        while late := [f for waiting in self.waiting.values() for f in waiting if f.latest <= step]:
+            self.happen(late[0], "late", None)
+            if not last:
+                break
 
     def arm(self, step: int) -> None:
         while self.planned and not self.planned[0].chained and self.planned[0].earliest <= step:

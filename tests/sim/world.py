@@ -38,7 +38,8 @@ class Outcome:
     plans: int
     rollbacks: int
     recomputed: int
-    faults: list[tuple[str, str]]
+    faults: list[tuple[str, str]]  # (protocol point, kind)
+    job_faults: int  # from the job's own list
     trace: list[str] = field(default_factory=list)
 
 
@@ -118,6 +119,7 @@ class World:
             self.checks.rollbacks,
             self.checks.recomputed,
             self.faults.happened,
+            sum(kind == "fault_injected" and "index" in fields for _, kind, fields in self.disk.events),
             self.traced,
         )
 

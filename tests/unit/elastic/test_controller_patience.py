@@ -195,3 +195,15 @@ def test_a_run_that_is_stopped_ends_although_nobody_computes_what_the_dead_owed(
     play.resume()
     play.say(m.WeightsWritten(0, 0))
     assert [end.state for end in play.of(m.End)] == ["stopped"]
+
+
+def test_a_new_controller_does_not_count_on_a_node_that_was_sent_away() -> None:
+    first = Play().begun()
+    first.say(m.FaultRequested("kill-node=1"))
+    assert first.of(m.KillAgent) == [m.KillAgent(1, False)]
+    second = Play(durable=dict(first.of(m.Persist)[-1].state))
+    assert second.controller.returning == {0, 1}
+    second.say(m.AgentUp(0, "a", "here", (info(0), info(1))), m.AgentDown(1, "", 1.0))
+    assert not second.of(m.StartAgent)
+    assert not second.of(m.StartWorker)
+    assert second.controller.roster.wanted() == 2
