@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ORPHAN_EXIT_CODE = 1
+WATCHERS = (b"ControllerActor", b"AgentActor")  # in the titles that Ray gives their processes
 
 
 def die_with_raylet(local: bool) -> None:
@@ -38,13 +39,17 @@ def _watch(pidfd: int, end: Callable[[], None]) -> None:
 
 
 def _end_others(raylet: int) -> None:
-    """Kill what else that raylet has started: Ray marks each with its number."""
+    """Kill what else that raylet has started: Ray marks each with its number.
+
+    Not those who watch as well: they end by themselves, and two that kill each other leave the rest alive.
+    """
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            watches = any(name in (entry / "cmdline").read_bytes() for name in WATCHERS)
+            if not watches and mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
             continue  # gone, or somebody else's
