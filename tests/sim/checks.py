@@ -204,13 +204,10 @@ class Checks:
         if self.standing(worker):
             self.holders()
 
-    def computed(self, worker: SimWorker, step: int, rank: int) -> None:
+    def computed(self, worker: SimWorker, step: int, rank: int, begun_under: Ballot) -> None:
         """P4: a rank is computed a second time only if who had it is dead."""
-        plan = worker.tx.plan
-        if not self.standing(worker) or plan is None or (self.rolled_back and plan.ballot < self.rolled_back):
+        if not self.standing(worker) or (self.rolled_back is not None and begun_under < self.rolled_back):
             return
-        if step != worker.tx.step:
-            return  # begun before a rollback, and of no use
         self.computations[step, rank] += 1
         again = self.computations[step, rank] - 1
         self.recomputed += again > 0

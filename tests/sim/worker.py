@@ -14,7 +14,7 @@ from runtime import actions as a
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
-from runtime.protocol import Certificate, Frame, FrameKind, WorkerId
+from runtime.protocol import NO_BALLOT, Certificate, Frame, FrameKind, WorkerId
 from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.network import SimMesh
@@ -82,6 +82,7 @@ class SimCompute:
         self.cancel = False
         self.installed: int | None = None
         self.parameters: tuple[int, ...] = ()
+        self.begun_under = NO_BALLOT
         self.asleep = True
 
     @property
@@ -106,6 +107,7 @@ class SimCompute:
             self.asleep = True
             return
         self.running, self.cancel = (self.step, self.wanted.popleft()), False
+        self.begun_under = self.owner.tx.installed().ballot
         if self.installed != self.step:
             self.parameters = tuple(self.owner.arithmetic.staged)
             self.installed = self.step
@@ -124,7 +126,7 @@ class SimCompute:
             self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, number + 1)
             return
         gradient = Cell(rank_gradient(self.parameters, step, rank))
-        world.checks.computed(self.owner, step, rank)
+        world.checks.computed(self.owner, step, rank, self.begun_under)
         self.running = None
         self.undelivered.add((step, rank))
         outcome = Computed(step, rank, gradient, world.reference.work(step, rank))  # type: ignore[arg-type]
