@@ -101,6 +101,11 @@ class Roster:
         node = self.nodes[number] = Node(number, slot, instance, host)
         return node, first or [self.new_worker_id() for _ in range(max(0, self.wanted() - len(self.living())))]
 
+    def superseded(self, slot: int, instance: str) -> bool:
+        """Whether a later life of the agent in this slot is known to be there."""
+        now = self.node_in(slot)
+        return now is not None and any(n.instance == instance and n.id < now.id for n in self.nodes.values())
+
     def node_down(self, node: NodeId) -> list[WorkerId]:
         """Its workers die with it (they have set a parent-death signal)."""
         self.nodes[node].alive = False

@@ -22,6 +22,8 @@ class Workforce(ControllerState):
     # --- nodes and workers --------------------------------------------------------------------------------------
 
     def agent_up(self, event: m.AgentUp) -> None:
+        if self.roster.superseded(event.slot, event.instance):
+            return  # the words of a dead agent came late
         before = {w.id for w in self.roster.living()}
         node, first = self.roster.node_up(event.slot, event.instance, event.host)
         self.returning.discard(event.slot)

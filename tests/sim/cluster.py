@@ -70,6 +70,7 @@ class SimAgent:
     infos: dict[WorkerId, m.WorkerInfo] = field(default_factory=dict)
     starting: set[WorkerId] = field(default_factory=set)
     linked: set[WorkerId] = field(default_factory=set)
+    exited: list[m.Exit] = field(default_factory=list)
     up_last: float = 0.0
     held_until: float = 0.0  # its words and what is told to it are under way until then
     down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
@@ -84,7 +85,8 @@ class SimAgent:
             for i in self.infos.values()
             if self.workers[i.worker].alive
         )
-        return m.AgentUp(self.slot, self.instance, f"host-{self.slot}", infos, tuple(sorted(self.starting)))
+        starting, exited = tuple(sorted(self.starting)), tuple(self.exited)
+        return m.AgentUp(self.slot, self.instance, f"host-{self.slot}", infos, starting, exited)
 
 
 class Cluster:
@@ -123,7 +125,7 @@ class Cluster:
         self.execute(self.controller, self.incarnation, self.controller.start(self.engine.now))
         for _, agent in sorted(self.agents.items()):
             if agent.alive and not agent.deserted:
-                self.tell(agent, agent.introduction())
+                self.introduce(agent)
         for slot in sorted(self.controller.returning):
             self.engine.after(0.05, self.found_missing, slot)
 
@@ -260,7 +262,7 @@ class Cluster:
         self.away.discard(slot)
         agent = self.agents.get(slot)
         if agent is not None and agent.alive and not agent.deserted:
-            self.tell(agent, agent.introduction())
+            self.introduce(agent)
         elif slot not in self.booting:
             self.booting.add(slot)
             self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
@@ -272,7 +274,16 @@ class Cluster:
             self.engine.after(self.engine.jitter(0.5), self.die, old, "superseded")
         self.lives += 1
         agent = self.agents[slot] = SimAgent(slot, f"{slot}-{self.lives}")
+        self.introduce(agent)
+
+    def introduce(self, agent: SimAgent) -> None:
         self.tell(agent, agent.introduction())
+        self.engine.at(agent.up_last, self.introduced, self.incarnation, agent)
+
+    def introduced(self, incarnation: int, agent: SimAgent) -> None:
+        """The shell watches whoever has introduced itself, and so learns that it died meanwhile."""
+        if not agent.alive and self.agents[agent.slot] is agent:
+            self.think(incarnation, m.AgentDown(agent.slot, agent.instance, self.world.wall()))
 
     def die(self, agent: SimAgent, why: str) -> None:
         """The agent's process ends, and with it its workers."""
@@ -358,8 +369,10 @@ class Cluster:
             self.engine.at(seen, self.worker_exited, worker, why)
 
     def worker_exited(self, worker: SimWorker, why: str) -> None:
-        if worker.agent.alive:
-            self.tell(worker.agent, m.WorkerExited(worker.id, why, self.world.wall()))
+        agent, now = worker.agent, self.world.wall()
+        if agent.alive:
+            agent.exited.append(m.Exit(worker.id, why, now, worker.driver.computed))
+            self.tell(agent, m.WorkerExited(worker.id, why, now))
 
     # --- messages -------------------------------------------------------------------------------------------------
 

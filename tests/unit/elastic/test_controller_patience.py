@@ -207,3 +207,12 @@ def test_a_new_controller_does_not_count_on_a_node_that_was_sent_away() -> None:
     assert not second.of(m.StartAgent)
     assert not second.of(m.StartWorker)
     assert second.controller.roster.wanted() == 2
+
+
+def test_the_late_words_of_a_dead_agent_bring_no_workers_back() -> None:
+    first = Play().begun()
+    second = Play(durable=dict(first.of(m.Persist)[-1].state))
+    second.say(m.AgentUp(0, "a", "here", (info(0), info(1))), m.AgentUp(1, "c", "there"))
+    second.say(m.AgentUp(1, "b", "there", (info(2), info(3))))
+    assert [node.instance for node in second.controller.roster.nodes.values() if node.alive] == ["a", "c"]
+    assert not second.controller.roster.lives(2)
