@@ -69,7 +69,7 @@ def test_a_standby_an_agent_and_a_controller_with_a_worker(house: House, referen
     assert joined[0]["generation"] == plans[0]["generation"] == 2  # the standby took the place in the first ballot
     assert worker not in plans[0]["members"]
     joins = [e for e in run.of_kind("member_joined") if e["time"] < second["time"] and e["node"] == node]
-    assert set(second["workers"]) == {e["worker"] for e in joins} - {worker}
+    assert set(second["workers"]) >= {e["worker"] for e in joins} - {worker}
     assert third["workers"] == [stays]
     check_work(house, run)
 
@@ -84,8 +84,10 @@ def test_all_die_at_once(house: House, reference: Run) -> None:
     check_faults(run, faults)
     (recovery,) = run.of_kind("recovery")
     assert recovery["rollback"]
-    checkpoint = max(e["version"] for e in run.of_kind("checkpoint") if e["time"] < recovery["time"])
-    assert checkpoint == 4 * (at // 4)
+    (plan,) = [e for e in run.of_kind("plan") if e["rollback"]]
+    checkpoint = plan["step"]
+    assert checkpoint in (4 * (at // 4), 4 * (at // 4) - 4)  # it is written in the background, so the last may be lost
+    assert checkpoint in [e["version"] for e in run.of_kind("checkpoint") if e["time"] < plan["time"]]
     assert recovery["recomputed"] == (at - checkpoint) * GLOBAL_BATCH
     assert run.end["computed"] == STEPS * GLOBAL_BATCH + recovery["recomputed"]
     times = house.computed()
@@ -115,8 +117,9 @@ def check_faults(run: Run, faults: list[dict[str, Any]]) -> None:
     kinds = [e["kind"] for e in run.events]
     for kind in ("fault_detected", "member_left", "recovery"):
         assert kind not in kinds[: kinds.index("fault_injected")]
+    members = {e["worker"] for e in run.of_kind("member_joined")}  # standbys may die with their node
     lost = [e["worker"] for e in run.of_kind("member_left")]
-    assert Counter(lost) == Counter(w for e in run.of_kind("recovery") for w in e["workers"])
+    assert Counter(lost) == Counter(w for e in run.of_kind("recovery") for w in e["workers"] if w in members)
     assert [e["state"] for e in run.of_kind("run_ended")] == ["done"]
     assert all(e["detect_ms"] is None or e["detect_ms"] >= 0 for e in run.of_kind("recovery"))
     assert len(run.of_kind("recovery")) == run.end["faults"]
