@@ -33,8 +33,9 @@ class PlainDdp:
         command = [sys.executable, "-m", "bench.plain_ddp"]
         variables = {**os.environ, **environment(job.train), "GLOO_SOCKET_IFNAME": "lo"}
         self._processes = []
+        self._logs = [directory / f"ddp-{rank}.log" for rank in range(world)]
         for rank in range(world):
-            with (directory / f"ddp-{rank}.log").open("wb") as log:
+            with self._logs[rank].open("wb") as log:
                 self._processes.append(
                     subprocess.Popen(
                         [*command, str(rank), str(world), str(directory / "store"), str(job_file)],
@@ -50,22 +51,27 @@ class PlainDdp:
 
     def steps(self, count: int) -> list[float]:
         """Run so many; the seconds of each, as rank 0 saw them."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{count}\n")
-            process.stdin.flush()
         answers = []
-        for rank, process in enumerate(self._processes):
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"DDP process {rank} ended; see its log")
-            answers.append(json.loads(line))
+        try:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(f"{count}\n")
+                process.stdin.flush()
+            for process in self._processes:
+                assert process.stdout is not None
+                answers.append(json.loads(process.stdout.readline()))
+        except (OSError, ValueError):
+            raise RuntimeError(f"a DDP process has ended: {self._last_words()}") from None
         seconds: list[float] = answers[0]
         return seconds
 
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
+
+    def _last_words(self) -> str:
+        codes = [process.poll() for process in self._processes]
+        lines = [(log.read_text().strip().splitlines() or ["nothing"])[-1] for log in self._logs]
+        return "; ".join(f"{rank}: {line} ({code})" for rank, (line, code) in enumerate(zip(lines, codes, strict=True)))
 
     def shut(self) -> None:
         for process in self._processes:

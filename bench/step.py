@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from bench.local_job import LocalJob, local_job
 from bench.plain_ddp import PlainDdp, plain_ddp
@@ -55,8 +56,9 @@ class Side:
     def seconds(self) -> list[float]:
         return [seconds for block in self.blocks for seconds in block]
 
-    def figures(self) -> dict[str, float | dict[str, float]]:
+    def figures(self) -> dict[str, Any]:
         return {
+            "median_seconds_by_block": [round(median(block), 5) for block in self.blocks],
             "median_seconds": round(median(self.seconds), 5),
             "mean_seconds": round(mean(self.seconds), 5),
             "cpu_seconds_per_step": round(median(self.cpu_seconds), 5),

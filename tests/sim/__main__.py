@@ -71,7 +71,9 @@ def print_report(outcomes: list[Outcome], seconds: float) -> None:
         f"{sum(o.recomputed for o in outcomes)} logical ranks computed again"
     )
     coverage = Counter(fault for o in outcomes for fault in o.faults)
-    points = [p for p in (*STEP_POINTS, *CHANGE_POINTS, "ahead", "late") if any(coverage[p, k] for k in KINDS)]
+    points = [
+        p for p in (*STEP_POINTS, *CHANGE_POINTS, "ahead", "overtaken", "late") if any(coverage[p, k] for k in KINDS)
+    ]
     print(f"\n{'faults by protocol point':24}" + "".join(f"{shorten(k):>9}" for k in KINDS) + f"{'all':>9}")
     for point in points:
         hits = [coverage[point, kind] for kind in KINDS]

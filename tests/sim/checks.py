@@ -29,22 +29,19 @@ if TYPE_CHECKING:
 NOT_YET = 1000  # failures: nothing is promised before all copies were there for the first time
 
 
-class Violation(Exception):
-    """A promise is broken."""
-
-
 class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.newest: Plan | None = None
         self.members: frozenset[WorkerId] = frozenset()
         self.joining: frozenset[WorkerId] = frozenset()
+        self.refound: set[WorkerId] = set()  # those who join again by the newest plan: they had been given up
         self.failures = NOT_YET
         self.spread = False  # when last full, no shard had both copies on one node
         self.rolled_back: Ballot | None = None
         self.max_step = -1
         self.versions: dict[int, tuple[tuple[int, ...], set[WorkerId]]] = {}  # with noise: who entered with what
-        self.certificates: dict[int, set[tuple[bytes, ...]]] = {}
+        self.certificates: dict[int, set[tuple[bytes, ...]]] = {}  # a later rollback may never be installed
         self.computations: Counter[tuple[int, int]] = Counter()
         self.owed: Counter[tuple[int, int]] = Counter()  # that the dead owed, or had done, and others do again
         self.rollbacks = 0
@@ -241,12 +238,13 @@ class Checks:
             self.rollback(plan, current)
         self.newest, self.members = plan, frozenset(plan.ids())
         self.joining = frozenset(m.worker for m in plan.members if m.joining)
+        known = self.world.workers
+        self.refound = {w for w in self.joining if plan.checkpoint is None and known[w].tx.plan is not None}
         if plan.checkpoint is not None:
             self.rolled_back = plan.ballot
             self.failures = NOT_YET
-            for table in (self.versions, self.certificates):
-                for version in [v for v in table if v >= plan.version]:
-                    del table[version]
+            for version in [v for v in self.versions if v >= plan.version]:
+                del self.versions[version]
             for key in [k for k in self.computations if k[0] >= plan.version]:
                 del self.computations[key]
 

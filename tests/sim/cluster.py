@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 FOREVER = float("inf")
+LATEST_SECONDS = 8.0
 
 
 @dataclass
@@ -75,6 +76,8 @@ class SimAgent:
     held_until: float = 0.0  # its words and what is told to it are under way until then
     down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
     late: dict[int, float] = field(default_factory=dict)  # by incarnation: nothing of it arrives before
+    held: dict[int, list[tuple[Any, tuple[Any, ...]]]] = field(default_factory=dict)  # what has come meanwhile
+    slow_reports: float = 0.0  # the next reports take so many seconds longer
 
     def living(self) -> list[SimWorker]:
         return [w for w in self.workers.values() if w.alive]
@@ -149,20 +152,44 @@ class Cluster:
             self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller)
 
     def delay_last_words(self) -> None:
-        """What a dead controller has said may come after its successor's words, here or there or everywhere; and the
-        answers to those may take their time."""
-        random, now = self.engine.random, self.engine.now
+        """What a dead controller has said may come after its successor's words: some time later, or (the worst moment)
+        when somebody there has just reported to that; here or there or everywhere."""
+        random, now, late = self.engine.random, self.engine.now, self.incarnation
         everywhere = random.random() < 0.3
-        late = self.engine.jitter(2.0 * self.world.profile.restart_seconds + 4.0 * self.world.profile.control_seconds)
         for agent in self.agents.values():
-            if everywhere:
-                agent.late[self.incarnation] = now + late
-            elif random.random() < 0.4:
-                agent.late[self.incarnation] = now + random.choice((0.3, 2.0, 6.0)) * random.random()
+            if everywhere or random.random() < 0.3:
+                agent.late[late] = FOREVER
+                self.engine.after(LATEST_SECONDS, self.let_through, agent, late)
+            elif random.random() < 0.3:
+                agent.late[late] = now + random.choice((0.3, 2.0, 6.0)) * random.random()
+                self.engine.at(agent.late[late], self.let_through, agent, late)
         if everywhere and self.agents:
             answering = random.choice(list(self.agents.values()))
             self.world.faults.impair(answering)
-            answering.up_last = max(answering.up_last, now + late + random.choice((0.5, 2.0)))
+            answering.slow_reports = random.choice((0.5, 2.0))
+
+    def heal(self) -> None:
+        self.deposed.clear()
+        for agent in self.agents.values():
+            for lane in list(agent.late):
+                self.let_through(agent, lane)
+
+    def let_through(self, agent: SimAgent, lane: int) -> None:
+        if agent.late.pop(lane, None) is not None:
+            for call, arguments in agent.held.pop(lane, ()):
+                self.at_slot(agent, lane, call, arguments)
+
+    def has_reported(self, worker: SimWorker, message: Mapping[str, Any]) -> None:
+        """To a newer controller: now the older one's words may come."""
+        agent = worker.agent
+        if agent.slow_reports:
+            agent.up_last = max(agent.up_last, self.engine.now + agent.slow_reports)
+            agent.slow_reports = 0.0
+        for lane, until in list(agent.late.items()):
+            if until == FOREVER and lane < message["report"]["ballot"][0]:
+                self.engine.after(
+                    self.engine.jitter(0.5 * self.world.profile.control_seconds), self.let_through, agent, lane
+                )
 
     def think(self, incarnation: int, event: m.Event) -> None:
         """An event reaches the controller that it was meant for, if that is still there."""
@@ -183,6 +210,8 @@ class Cluster:
             elif incarnation in self.deposed:
                 if isinstance(action, m.ToWorker) and action.message["kind"] in ("ask", "plan"):
                     self.to_worker(incarnation, action)
+                    if self.engine.random.random() < 0.05:  # in mid-sentence
+                        del self.deposed[incarnation]
                 elif isinstance(action, m.Wake):
                     self.wake(incarnation, action.after_seconds)
             else:
@@ -358,13 +387,17 @@ class Cluster:
                 self.tell(agent, m.Killed(worker, self.world.wall()))
             self.worker_dies(known, "SIGKILL")
 
-    def worker_dies(self, worker: SimWorker, why: str) -> None:
+    def worker_dies(self, worker: SimWorker, why: str, unseen_seconds: float = 0.0) -> None:
         if worker.alive:
             self.world.trace(f"*** worker {worker.id} dies in step {worker.tx.step}: {why}")
             self.world.checks.failing([worker])
             worker.kill()
-            seen = max(worker.up_last, self.engine.now) + self.engine.jitter(self.world.profile.exit_seconds)
-            if self.engine.random.random() < 0.1:
+            seen = max(min(worker.up_last, self.engine.now + 0.01), self.engine.now) + self.engine.jitter(
+                self.world.profile.exit_seconds
+            )
+            if unseen_seconds:
+                seen += unseen_seconds
+            elif self.engine.random.random() < 0.1:
                 seen = self.engine.now + 0.0001  # before its own last words
             self.engine.at(seen, self.worker_exited, worker, why)
 
@@ -383,7 +416,7 @@ class Cluster:
 
     def from_worker(self, worker: SimWorker, message: dict[str, Any]) -> None:
         """Over the unix socket, in order."""
-        worker.up_last = max(worker.up_last, self.engine.now + self.engine.jitter(0.0003))
+        worker.up_last = max(worker.up_last, self.engine.now + self.engine.jitter(0.0003), worker.mute_until)
         self.engine.at(worker.up_last, self.at_agent, worker, message)
 
     def at_agent(self, worker: SimWorker, message: dict[str, Any]) -> None:
@@ -391,6 +424,8 @@ class Cluster:
             return
         if message["kind"] == "WorkerLinked":
             worker.agent.linked.add(worker.id)
+        elif message["kind"] == "Reported":
+            self.has_reported(worker, message)
         self.tell(worker.agent, event_from_plain(from_worker(worker.id, message)))
 
     def tell(self, agent: SimAgent, event: m.Event) -> None:
@@ -406,7 +441,9 @@ class Cluster:
 
     def at_worker(self, agent: SimAgent, worker: WorkerId, message: dict[str, Any]) -> None:
         known = agent.workers.get(worker)
-        if known is not None:
+        if known is not None and known.mute_until > self.engine.now:
+            self.engine.at(known.mute_until, self.at_worker, agent, worker, message)
+        elif known is not None:
             known.receive(known.on_message, message)
 
     def to_agent(self, slot: int, call: Any, *arguments: Any, incarnation: int | None = None) -> None:
@@ -419,8 +456,7 @@ class Cluster:
         self.engine.at(arrival, self.at_slot, agent, lane, call, arguments)
 
     def at_slot(self, agent: SimAgent, lane: int, call: Any, arguments: tuple[Any, ...]) -> None:
-        late = agent.late.get(lane, 0.0)
-        if late > self.engine.now:
-            self.engine.at(late, self.at_slot, agent, lane, call, arguments)
+        if lane in agent.late:
+            agent.held.setdefault(lane, []).append((call, arguments))
         elif agent.alive:
             call(agent, *arguments)

@@ -32,7 +32,7 @@ STEP_POINTS = (
     "save",
     "gate",
 )
-CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "filled", "moved", "join", "lost")
+CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "filled", "moved", "refound", "join", "lost")
 KINDS = {
     "kill-worker": 30,
     "kill-node": 6,
@@ -47,6 +47,7 @@ KINDS = {
     "evict-worker": 4,
     "favour-worker": 3,
     "kill-holder": 4,
+    "lose-worker": 4,
     "hold-node": 4,
     "split-node": 5,
     "desert-node": 8,
@@ -70,12 +71,23 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
         (("kill-controller",), ("plan sent", "plan", "plan", "ask", "report"), 8, True),
         (("kill-worker", "cut-link"), ("ask", "report", "plan sent", "plan"), 8, False),
     ),
+    (
+        (("favour-worker",), ("contributed", "reduced", "vote"), 8, True),
+        (("evict-worker",), ("ahead", "overtaken"), 6, True),
+        (("kill-controller",), ("plan", "plan sent"), 3, True),
+        (("kill-controller",), ("refound",), 3, False),
+    ),
+    (
+        (("evict-worker",), ("ahead", "ahead", "certified"), 8, True),
+        (("kill-controller",), ("plan", "plan", "plan sent"), 4, True),
+        (("kill-controller", "kill-controller", "cut-link"), ("refound",), 3, False),
+    ),
     # a publisher is lost in mid-sentence
     (
         (("favour-worker",), ("contributed", "reduced", "vote"), 8, True),
-        (("kill-worker",), ("ahead",), 10, True),
+        (("kill-worker", "kill-worker", "evict-worker"), ("ahead", "overtaken", "overtaken"), 8, True),
     ),
-    ((("kill-worker", "kill-worker", "evict-worker"), ("ahead",), 10, True),) * 2,
+    ((("kill-worker", "kill-worker", "evict-worker"), ("ahead", "overtaken"), 10, True),) * 2,
     ((("kill-worker", "isolate-worker"), ("certified", "publish", "vote", "reduced"), 12, True),) * 2,
     # a controller dies in mid-sentence, twice
     (
@@ -92,8 +104,8 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
     # a copy has just been retired when somebody is ahead
     (
         (("kill-worker", "add-node", "kill-agent"), ("install", "contributed"), 8, True),
-        (("favour-worker",), ("moved",), 4, False),
-        (("kill-worker", "cut-link", "kill-controller"), ("ahead",), 10, False),
+        (("favour-worker",), ("moved",), 2, False),
+        (("kill-holder", "kill-holder", "kill-controller"), ("ahead", "overtaken"), 6, False),
     ),
     # a copy moves to who has joined, and its holders die around that
     (
@@ -104,8 +116,8 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
     ),
     (
         (("kill-worker", "add-node"), ("install",), 8, True),
-        (("kill-worker",), ("moved",), 3, True),
-        (("kill-holder",), ("plan", "plan", "install", "report"), 8, False),
+        (("lose-worker",), ("moved",), 1, True),
+        (("kill-holder",), ("plan", "install"), 8, False),
     ),
     # everything is lost, and the rollback is disturbed
     (
@@ -138,7 +150,7 @@ class Faults:
         self.weak: int | None = None  # the shard whose holders are hit by preference
 
     def draw(self) -> list[Fault]:
-        """By chance; in half of the seeds part of it is a motif. All are to happen before the job's end."""
+        """By chance; in most seeds part of it is a motif. All are to happen before the job's end."""
         random, job = self.random, self.world.job
         number = random.choice((3, 3, 4, 5, 6))
         end = min([job.steps, *(entry.at_step for entry in job.faults if entry.fault == "stop")])
@@ -146,7 +158,7 @@ class Faults:
         faults: list[Fault] = []
         for index in range(number):
             faults.append(self.draw_one(latest[index], faults[-1] if faults else None))
-        if random.random() < 0.5:
+        if random.random() < 0.6:
             at = random.randrange(2)
             motif = [
                 Fault(random.choice(kinds), random.choice(points), random.randint(1, most), 0, 0, True, here)
@@ -255,6 +267,10 @@ class Faults:
         holders = self.holders()
         self.world.cluster.worker_dies(self.random.choice(holders) if holders else target, "kill-holder")
 
+    def lose_worker(self, target: SimWorker) -> None:
+        """It dies, and its agent is slow to see it."""
+        self.world.cluster.worker_dies(target, "lose-worker", self.random.choice((0.5, 1.5, 4.0)))
+
     def kill_node(self, target: SimWorker) -> None:
         """The node is gone; the shell asks for another in its place."""
         self.world.cluster.lose_agent(target.agent, again=False, gone_for_good=False)
@@ -307,7 +323,7 @@ class Faults:
     def evict_worker(self, target: SimWorker) -> None:
         """It loses its links, can't say so, and survives being killed for a while."""
         target.stubborn_until = self.world.engine.now + self.random.choice((1.0, 4.0, 10.0))
-        self.hold_control(target.agent, self.random.choice((0.3, 1.0, 2.0)))
+        target.mute_until = self.world.engine.now + self.random.choice((0.3, 0.5, 1.0, 2.0))
         self.cut(target, self.others(target), self.random.choice((0.0, 1.0)))
 
     def favour_worker(self, target: SimWorker) -> None:

@@ -77,7 +77,7 @@ class Profile:
 def draw_job(random: Random) -> Job:
     nodes, per_node = random.choice(((2, 2), (2, 2), (2, 2), (3, 2), (2, 3), (3, 2), (2, 4), (3, 1 + 1)))
     workers = nodes * per_node
-    sdc = random.random() < 0.3
+    sdc = random.random() < 0.4
     steps = random.randint(12, 15)
     return Job(
         nodes=nodes,

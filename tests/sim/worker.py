@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dataloader.errors import EverstepError
 from runtime import actions as a
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
@@ -19,6 +18,7 @@ from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.network import SimMesh
 from tests.sim.values import Cell, HashArithmetic, rank_gradient
+from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
     from tests.sim.cluster import SimAgent
@@ -178,6 +178,7 @@ class SimWorker:
         self.alive = True
         self.stopped = False  # by a signal
         self.impaired = False  # something was done to it or its links, so to give it up is no mistake
+        self.mute_until = 0.0  # its agent hears nothing of it before, and it nothing of its agent
         self.stubborn_until = 0.0  # no signal that its agent sends has effect before
         self.backlog: list[tuple[Any, tuple[Any, ...]]] = []
         self.marks: list[str] = []
@@ -235,7 +236,9 @@ class SimWorker:
             call(*arguments)
         except Died:
             return
-        except (EverstepError, AssertionError, KeyError) as error:
+        except Violation:
+            raise
+        except Exception as error:  # the process's edge
             self.world.checks.raised(self, error)
             return
         if self.driver.redial and not self.redial_due:
@@ -272,6 +275,8 @@ class SimWorker:
     def _frame(self, sender: WorkerId, frame: Frame) -> None:
         if frame.kind is FrameKind.GRADIENT:
             self.at("gradient in flight")
+        elif frame.kind is FrameKind.PARAMETERS and self.tx.certificate is None:
+            self.world.faults.reached("overtaken", self.world.workers[sender])
         if self.world.tracing:
             self.world.trace_frame(self, sender, frame)
         self.driver.on_link(Received(sender, frame))
@@ -291,6 +296,8 @@ class SimWorker:
         self.driver.on_message(message)
         if self.tx.plan is not before:
             self.world.checks.installed(self)
+            if self.world.checks.refound and self.id not in self.world.checks.refound:
+                self.at("refound")
 
     def on_outcome(self, outcome: Any) -> None:
         if isinstance(outcome, Computed):

@@ -13,13 +13,14 @@ from typing import Any
 import runtime.driver
 from elastic import messages as m
 from runtime.protocol import Frame, WorkerId
-from tests.sim.checks import Checks, Violation
+from tests.sim.checks import Checks
 from tests.sim.cluster import Cluster, Disk
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
 from tests.sim.job import draw_job, draw_profile
 from tests.sim.network import Network
 from tests.sim.values import Judge, Reference, digest_of
+from tests.sim.violation import Violation
 from tests.sim.worker import SimWorker
 
 WALL_START_SECONDS = 1.7e9
@@ -155,7 +156,7 @@ class World:
         network.slow.clear()
         network.held.clear()
         network.blocked.clear()
-        cluster.deposed.clear()
+        cluster.heal()
         for worker in list(self.workers.values()):
             worker.slowness = min(worker.slowness, 3.0)
             worker.resume()
