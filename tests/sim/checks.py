@@ -228,7 +228,8 @@ class Checks:
         if self.newest is not None and plan.ballot < self.newest.ballot:
             return  # a deposed controller's; nobody who counts can accept it any more
         self.refresh()
-        left = [w for w in self.living() if w.id not in plan.ids()]
+        living = self.living()
+        left = [w for w in living if w.id not in plan.ids()]
         for worker in left:
             if not worker.impaired and current:
                 self.violation(f"worker {worker.id} is given up, and nothing is wrong with it")
@@ -236,17 +237,22 @@ class Checks:
             self.count(left)
         if plan.checkpoint is not None and self.newest is not None:
             self.rollback(plan, current)
+        if plan.checkpoint is not None:
+            self.failures = NOT_YET
+        if plan.checkpoint is not None or not living:  # or all are dead who knew of later steps
+            self.forget(plan)
         self.newest, self.members = plan, frozenset(plan.ids())
         self.joining = frozenset(m.worker for m in plan.members if m.joining)
         known = self.world.workers
         self.refound = {w for w in self.joining if plan.checkpoint is None and known[w].tx.plan is not None}
-        if plan.checkpoint is not None:
-            self.rolled_back = plan.ballot
-            self.failures = NOT_YET
-            for version in [v for v in self.versions if v >= plan.version]:
-                del self.versions[version]
-            for key in [k for k in self.computations if k[0] >= plan.version]:
-                del self.computations[key]
+
+    def forget(self, plan: Plan) -> None:
+        """What was done from the plan's step on is done again."""
+        self.rolled_back = plan.ballot
+        for version in [v for v in self.versions if v >= plan.version]:
+            del self.versions[version]
+        for key in [k for k in self.computations if k[0] >= plan.version]:
+            del self.computations[key]
 
     def rollback(self, plan: Plan, current: bool) -> None:
         self.rollbacks += 1

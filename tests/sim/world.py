@@ -102,7 +102,7 @@ class World:
             with simulated_time(self.engine):
                 self.faults.arm(-1)
                 self.cluster.start_controller()
-                while self.ended is None and self.engine.step():
+                while self.ended is None and (self.engine.step() or self.revived()):
                     self.look()
                 if self.ended is None:
                     self.violation("nothing happens any more")
@@ -165,6 +165,13 @@ class World:
             if agent.deserted:
                 self.engine.after(self.engine.jitter(0.5), cluster.die, agent, "given up")
         self.nurse()
+
+    def revived(self) -> bool:
+        """Nothing happens any more: every node is away as the job itself asked, before all faults had their moment."""
+        stuck = self.healed_at is None and not any(a.alive for a in self.cluster.agents.values())
+        if stuck:
+            self.heal()
+        return stuck
 
     def nurse(self) -> None:
         """Someone looks after the job: where nodes are missing for good, one is added."""
