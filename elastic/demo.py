@@ -41,7 +41,7 @@ class Summary:
         return [
             ("steps", str(len(self.records))),
             ("workers", _range([r.workers for r in self.records])),
-            ("faults", str(len(faults))),
+            ("faults injected", str(len(faults))),
             ("pauses (ms)", ", ".join(pauses) or "none"),
             ("recomputed", f"{recomputed} micro-batches"),
             ("final loss", f"{last.loss:.6f}" if last else "-"),

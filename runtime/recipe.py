@@ -24,6 +24,7 @@ from runtime.rng import set_build_streams
 Batch: TypeAlias = Mapping[str, Tensor]  # "tokens": int64 [micro_batch, seq_len + 1]
 ParamGroup: TypeAlias = dict[str, Any]  # "params": list of tensors, and the optimizer's options for them
 
+BUILT_IN = "runtime.model.causal_lm:CausalLM"
 METHODS = ("build_model", "loss", "param_groups", "optimizer")
 LONGEST_MESSAGE = 400  # characters of a user's error that are shown
 
@@ -52,10 +53,7 @@ def build_recipe(spec: str | None, job: Mapping[str, Any]) -> GuardedRecipe:
     RecipeError: the module, the class or its constructor fails, or a method is missing.
     """
     seed = int(job["train"]["seed"])
-    if spec is None:
-        from runtime.model.causal_lm import CausalLM  # the one recipe that imports this module
-
-        return GuardedRecipe("built-in", CausalLM(job), seed)
+    name, spec = ("built-in", BUILT_IN) if spec is None else (spec, spec)
     module_name, colon, class_name = spec.partition(":")
     if not (colon and module_name and class_name.isidentifier()):
         raise ConfigError(f"recipe: {spec!r} is not an import path; write it as module:Class")
@@ -63,7 +61,7 @@ def build_recipe(spec: str | None, job: Mapping[str, Any]) -> GuardedRecipe:
     missing = [method for method in METHODS if not callable(getattr(made, method, None))]
     if missing:
         raise RecipeError(f"recipe {spec}: has no method {', '.join(missing)}; a recipe has {', '.join(METHODS)}")
-    return GuardedRecipe(spec, made, seed)
+    return GuardedRecipe(name, made, seed)
 
 
 class GuardedRecipe:
