@@ -221,14 +221,14 @@ class Controller(Workforce):
             checkpoint=self.chronicle.checkpoint or 0,
             stop_now=self.stop_requested,
         )
+        for worker in sorted(self.unseen):
+            self.gone(worker, "its agent doesn't answer the new controller", self.wall(), "agent")
+        self.unseen.clear()
         before, plan = self.ballots.members, make_plan(order, reports)
         self.ballots.adopt(plan, self.now)
         self.cause = ""
         self.costs.planned(plan, reports, self.lost_micro_batches(plan, before, reports))
         self.persist()
-        for worker in sorted(before - self.ballots.members - self.left):
-            self.act(m.AppendEvent("member_left", {"worker": worker, "reason": "gone while no controller looked"}))
-        self.left.clear()
         for member in plan.members:
             if member.worker not in before:
                 self.act(m.AppendEvent("member_joined", {"worker": member.worker, "node": member.node}))
@@ -292,6 +292,7 @@ class Controller(Workforce):
 
     def close_recovery(self) -> None:
         if (figures := self.costs.close()) is not None:
+            self.persist()
             self.act(m.AppendEvent("recovery", figures))
 
     def settled(self) -> bool:

@@ -13,7 +13,7 @@ from elastic import messages as m
 from elastic.ballots import Ballots
 from elastic.chronicle import Chronicle
 from elastic.injection import FaultEntry, Schedule
-from elastic.messages import Action
+from elastic.messages import Action, NodeId
 from elastic.recovery import Costs
 from elastic.roster import Roster
 from elastic.suspects import Suspects
@@ -36,7 +36,8 @@ class ControllerFacts:
 
 
 class ControllerState:
-    """`durable`: the last persisted state, if any; `ledger_digest`: of a step that is in the ledger."""
+    """`durable`: the last persisted state, if any; `ledger_digest`: of a step that is in the ledger; `epoch`: what the
+    wall clock said when the clock that `now` is read from said 0 (for records only)."""
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class ControllerState:
         ledger_next: int,
         ledger_digest: Callable[[int], str | None],
         checkpoint: int | None,
+        epoch: float = 0.0,
     ) -> None:
         self.facts = facts
+        self.epoch = epoch
         self.roster = Roster(facts.workers_per_node, facts.standbys)
         self.schedule = Schedule(facts.faults)
         self.ballots = Ballots(incarnation)
@@ -55,6 +58,7 @@ class ControllerState:
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
         self.computed = 0
+        self.unseen: dict[WorkerId, NodeId] = {}  # members that no agent has told this incarnation of yet
         self.stop_requested = False
         if durable is not None:
             self.restore(durable)
@@ -63,7 +67,6 @@ class ControllerState:
         self.returning: set[int] = set()  # slots whose agents have not introduced themselves to this incarnation
         self.started = 0.0
         self.join_at: float | None = None
-        self.left: set[WorkerId] = set()  # members whose leaving is recorded
         self.reference: m.WorkerInfo | None = None
         self.initialising: WorkerId | None = None
         self.prune_due = False
@@ -75,6 +78,9 @@ class ControllerState:
         self.waiting_for_workers = False
         self.now = 0.0
         self._actions: list[Action] = []
+
+    def wall(self) -> float:
+        return self.epoch + self.now
 
     def act(self, action: Action) -> None:
         self._actions.append(action)
@@ -96,7 +102,7 @@ class ControllerState:
     def persist(self) -> None:
         state = {
             "roster": self.roster.durable(),
-            "members": sorted(self.ballots.members),
+            "members": [[worker, self.home(worker)] for worker in sorted(self.ballots.members)],
             "faults": self.schedule.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
@@ -104,13 +110,18 @@ class ControllerState:
         }
         self.act(m.Persist(state))
 
+    def home(self, worker: WorkerId) -> NodeId:
+        known = self.roster.workers.get(worker)
+        return self.unseen[worker] if known is None else known.node
+
     def retold(self) -> int:
         """Micro-batches of those that a new controller is told of anew: the living, and members that have died."""
         return sum(w.computed for w in self.roster if w.alive or w.id in self.ballots.members)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.roster.restore(state["roster"])
-        self.ballots.members = set(state["members"])
+        self.unseen = dict(state["members"])
+        self.ballots.members = set(self.unseen)
         self.schedule.restore(state["faults"])
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]

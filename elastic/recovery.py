@@ -37,6 +37,11 @@ class Recovery:
     links_closed: int = 0
     rollback: bool = False
 
+    def durable(self) -> dict[str, Any]:
+        """For a new controller, whose first plan ends the pause if it lasts."""
+        names = ("noticed", "killed", "recomputed", "recompute_ms", "bytes_moved", "links_opened", "links_closed")
+        return {**{name: getattr(self, name) for name in names}, "lost": sorted(self.lost), "rollback": self.rollback}
+
     def planned(self, ballot: Ballot, survivors: set[WorkerId], handed_over: set[WorkerId]) -> None:
         """A plan was made. While the pause lasts it supersedes earlier ones; later it is some other change's."""
         if self.went_on is None:
@@ -85,11 +90,14 @@ class Costs:
 
     def totals(self) -> dict[str, Any]:
         """What a new controller counts on from."""
-        return {"faults": self.faults, "recomputed": self.recomputed, "pause_seconds": self.pause_seconds}
+        totals = {"faults": self.faults, "recomputed": self.recomputed, "pause_seconds": self.pause_seconds}
+        return {**totals, "open": None if self.now is None else self.now.durable()}
 
     def restore(self, totals: Mapping[str, Any]) -> None:
         self.faults, self.recomputed = totals["faults"], totals["recomputed"]
         self.pause_seconds = totals["pause_seconds"]
+        if (open_ := totals["open"]) is not None:
+            self.now = Recovery(**{**open_, "lost": set(open_["lost"])})
 
     def notice(self, worker: WorkerId, time: float) -> bool:
         """Somebody saw that a member is gone. Whether that begins a recovery."""

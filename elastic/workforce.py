@@ -28,10 +28,12 @@ class Workforce(ControllerState):
         node, first = self.roster.node_up(event.slot, event.instance, event.host)
         self.returning.discard(event.slot)
         for worker in sorted(before - {w.id for w in self.roster.living()}):
-            self.gone(worker, f"node {self.roster.workers[worker].node} is gone", None, "agent")
+            self.gone(worker, f"node {self.roster.workers[worker].node} is gone", self.wall(), "agent")
+        self.gone_unseen()
         self.persist()
         self.act(m.WelcomeAgent(event.slot, node.id))
         for info in event.workers:
+            self.unseen.pop(info.worker, None)
             if info.worker not in self.roster.workers:
                 self.computed += info.computed
             self.roster.add_worker(info.worker, node, info)
@@ -49,10 +51,17 @@ class Workforce(ControllerState):
 
     def died_unseen(self, exit: m.Exit, node: Node) -> None:
         """A member that was lost while no controller looked: a fault like any other."""
-        if exit.worker in self.ballots.members and exit.worker not in self.roster.workers:
+        if self.unseen.pop(exit.worker, None) is not None:
             self.roster.add_worker(exit.worker, node).state = WorkerState.DEAD
             self.computed += exit.computed
             self.gone(exit.worker, exit.reason, exit.time, "exit")
+
+    def gone_unseen(self) -> None:
+        """Members that went with their node while no controller looked."""
+        for worker, number in [(w, n) for w, n in self.unseen.items() if not self.roster.nodes[n].alive]:
+            del self.unseen[worker]
+            self.roster.add_worker(worker, self.roster.nodes[number]).state = WorkerState.DEAD
+            self.gone(worker, f"node {number} is gone", self.wall(), "agent")
 
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
@@ -60,6 +69,7 @@ class Workforce(ControllerState):
         if node is not None and instance in ("", node.instance):
             for worker in self.roster.node_down(node.id):
                 self.gone(worker, f"node {node.id} is gone", time, "agent")
+            self.gone_unseen()
             self.act(m.PublishStatus())
         if instance == "" and slot in self.roster.slots:
             self.act(m.StartAgent(slot))
@@ -102,7 +112,7 @@ class Workforce(ControllerState):
             self.act(m.Wake(JOIN_DELAY_SECONDS))
             self.act(m.PublishStatus())
 
-    def worker_gone(self, worker: WorkerId, reason: str, time: float | None, notice: str) -> None:
+    def worker_gone(self, worker: WorkerId, reason: str, time: float, notice: str) -> None:
         if not self.roster.lives(worker):
             return
         known = self.roster.workers[worker]
@@ -137,7 +147,7 @@ class Workforce(ControllerState):
         """A new incarnation waits for the agents that its predecessor had, but not for ever."""
         return bool(self.returning) and self.now < self.started + RETURN_PATIENCE_SECONDS
 
-    def gone(self, worker: WorkerId, reason: str, time: float | None, notice: str) -> None:
+    def gone(self, worker: WorkerId, reason: str, time: float, notice: str) -> None:
         """Fenced: dead for good. Its work is given away only now (rule 11)."""
         if self.initialising == worker:
             self.initialising = None
@@ -147,11 +157,10 @@ class Workforce(ControllerState):
             self.costs.lost(worker)
             self.cause = self.cause or f"worker {worker} died"
         if worker in self.ballots.members:
-            self.left.add(worker)
             self.act(m.AppendEvent("member_left", {"worker": worker, "reason": reason}))
 
-    def notice(self, worker: WorkerId, time: float | None, how: str) -> None:
-        if time is not None and self.costs.notice(worker, time):
+    def notice(self, worker: WorkerId, time: float, how: str) -> None:
+        if self.costs.notice(worker, time):
             self.act(m.AppendEvent("fault_detected", {"worker": worker, "notice": how}))
 
     def link_lost(self, worker: WorkerId, peer: WorkerId, time: float) -> None:
@@ -177,7 +186,7 @@ class Workforce(ControllerState):
     def evict(self, worker: WorkerId, reason: str) -> None:
         """It may live on as a zombie: the step protocol refuses its generation everywhere."""
         self.act(m.KillWorker(self.roster.workers[worker].slot, worker))
-        self.worker_gone(worker, reason, None, "evicted")
+        self.worker_gone(worker, reason, self.wall(), "evicted")
 
     # --- who is wanted ------------------------------------------------------------------------------------------
 

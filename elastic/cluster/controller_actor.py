@@ -83,9 +83,9 @@ class ControllerActor:
 
         def make_core(ledger_next: int, digest: Callable[[int], str | None], checkpoint: int | None) -> Controller:
             incarnation = new_incarnation(run, self._facts["run_id"], ledger_next)
-            core = Controller(controller_facts(job), read_state(run), incarnation, ledger_next, digest, checkpoint)
-            cores.append(core)
-            return core
+            facts, state, epoch = controller_facts(job), read_state(run), time.time() - time.monotonic()
+            cores.append(Controller(facts, state, incarnation, ledger_next, digest, checkpoint, epoch))
+            return cores[0]
 
         self._agents = Agents(run, job, self._facts, self._inbox.put, self._fail)
         self._shell = Shell(run, job, self, make_core)

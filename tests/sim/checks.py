@@ -5,6 +5,7 @@ P2  the ledger has steps 0, 1, 2, ... once each, with exactly their samples
 P4  a rollback only if copies were lost in a way that redundancy doesn't cover; work is done twice only for the dead
 rules: a lead of one step at most, nothing uncertified applied, a certificate means that every backup holds the
 gradient, frozen workers are silent (worker.py), every shard keeps a holder after one failure
+records: whoever is lost is named by a recovery
 
 ``failures`` is the ghost of the explicit-state model: failures since every shard was last complete at the owner and
 the backup that the newest plan names (after a start or a rollback: since they all were for the first time). A node
@@ -14,8 +15,8 @@ counts as one if no shard had both on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from runtime.protocol import Ballot, Certificate, Plan, StepRecord, WorkerId
 from tests.sim.values import digest_of
@@ -329,6 +330,7 @@ class Checks:
             self.violation(f"no checkpoint of version {end} at the end, but {disk.newest()}")
         if disk.weights is None or disk.weights[0] != end:
             self.violation(f"no weights of version {end} at the end")
+        self.told(disk.events)
         if world.job.sdc:
             return
         right = world.reference.version(end)
@@ -337,6 +339,13 @@ class Checks:
         for shard, state_value in enumerate(right.states):
             if disk.shards[end, shard] != state_value or disk.manifests[end][shard] != digest_of(state_value).hex():
                 self.violation(f"P1: the final checkpoint of shard {shard} is wrong")
+
+    def told(self, events: list[tuple[float, str, Mapping[str, Any]]]) -> None:
+        """Whoever is lost is named by a recovery that ends later, whatever happens to the controller meanwhile."""
+        recoveries = [(at, e["workers"]) for at, kind, e in events if kind == "recovery"]
+        for when, kind, event in events:
+            if kind == "member_left" and not any(at >= when and event["worker"] in who for at, who in recoveries):
+                self.violation(f"worker {event['worker']} is lost, and no recovery names it")
 
 
 def reached(worker: SimWorker) -> int:

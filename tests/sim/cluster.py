@@ -123,6 +123,7 @@ class Cluster:
             len(ledger),
             lambda step: ledger[step].digest if step < len(ledger) and not job.sdc else None,
             disk.newest(),
+            self.world.wall() - self.engine.now,
         )
         self.world.trace(f"controller {self.incarnation} starts")
         self.execute(self.controller, self.incarnation, self.controller.start(self.engine.now))
@@ -135,7 +136,7 @@ class Cluster:
     def found_missing(self, slot: int) -> None:
         agent = self.agents.get(slot)
         if slot not in self.booting and (agent is None or not agent.alive or agent.deserted):
-            self.think(self.incarnation, m.AgentDown(slot, "", self.engine.now))
+            self.think(self.incarnation, m.AgentDown(slot, "", self.world.wall()))
 
     def kill_controller(self) -> None:
         """Dead at once; another comes. What it has sent may still arrive. Some live on for a while, deposed."""
