@@ -226,6 +226,7 @@ class Controller(Workforce):
         self.unseen.clear()
         before, plan = self.ballots.members, make_plan(order, reports)
         self.ballots.adopt(plan, self.now)
+        self.position = min(self.position, plan.version) if plan.checkpoint is not None else self.position
         self.cause = ""
         self.costs.planned(plan, reports, self.lost_micro_batches(plan, before, reports))
         self.persist()
@@ -322,6 +323,7 @@ class Controller(Workforce):
         if (step := self.chronicle.contradicts(records)) is not None:
             self.end("failed", f"step {step} was decided twice with different bits")
             return
+        self.position = max((record.step + 1 for record in records), default=self.position)
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
             self.deaths_in_place = 0

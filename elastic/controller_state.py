@@ -73,6 +73,7 @@ class ControllerState:
         self.failed_starts = 0
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""
+        self.position = ledger_next  # steps decided by those who train now: fewer than the ledger's in a replay
         self.last_step: Mapping[str, Any] = {}
         self.ended: tuple[str, str] | None = None
         self.waiting_for_workers = False

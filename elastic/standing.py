@@ -14,7 +14,7 @@ def standing(controller: Controller) -> dict[str, Any]:
     ballots, chronicle, costs = controller.ballots, controller.chronicle, controller.costs
     return {
         "state": state(controller),
-        "step": chronicle.ledger_next,
+        "step": min(controller.position, chronicle.ledger_next),
         "steps": controller.facts.steps,
         "generation": ballots.number,
         "members": [member(controller, w) for w in controller.roster if w.alive],
@@ -30,7 +30,7 @@ def standing(controller: Controller) -> dict[str, Any]:
 
 
 def state(controller: Controller) -> str:
-    """starting | training | changing | recovering | waiting | done | stopped | failed"""
+    """starting | training | replaying | changing | recovering | waiting | done | stopped | failed"""
     if controller.ended is not None:
         return controller.ended[0]
     if controller.waiting_for_workers:
@@ -39,7 +39,9 @@ def state(controller: Controller) -> str:
         return "recovering"
     if controller.ballots.asking is not None:
         return "changing"
-    return "training" if controller.ballots.plan is not None else "starting"
+    if controller.ballots.plan is None:
+        return "starting"
+    return "training" if controller.position >= controller.chronicle.ledger_next else "replaying"
 
 
 def member(controller: Controller, worker: Worker) -> dict[str, Any]:
