@@ -1,7 +1,7 @@
 """The thread that writes: shards of a checkpoint, the initial checkpoint, the final weights. Never the step's thread.
 
 It is given copies, so training may go on meanwhile. Each piece that is durable is told of once (`collect`); an error
-is told of like one.
+of any kind is told of like one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from dataloader.errors import EverstepError
 from runtime.checkpoint.store import Store
 from runtime.checkpoint.weights import write_weights
 from runtime.checkpoint.writer import write_shard
@@ -31,7 +30,7 @@ class Saved:
     shard: int = -1
     file: Mapping[str, Any] | None = None
     weights: bool = False
-    error: EverstepError | None = None
+    error: Exception | None = None
 
 
 class Saver:
@@ -83,7 +82,7 @@ class Saver:
         def task() -> None:
             try:
                 saved = write()
-            except EverstepError as error:
+            except Exception as error:  # the thread's edge: in a pool's future nobody would look for it
                 saved = Saved(version, error=error)
             self._done.append(saved)
             self._wake()
