@@ -174,8 +174,9 @@ class TensorArithmetic:
     def stage(self, shard: int, payload: Any | None) -> None:
         if payload is None:  # one's own change at the next apply, so they are copied
             low, high = self.layout.shard_range(shard)
-            self._staged[shard] = self._own_staged[low:high]
-            self._staged[shard][:] = self.holdings[shard].parameters.numpy()
+            own = self._own_staged[low:high]
+            own[:] = self.holdings[shard].parameters.numpy()
+            self._staged[shard] = own  # filled first: the compute thread may be looking
         else:
             (self._staged[shard],) = _split(payload, 1, self._sizes[shard])
 

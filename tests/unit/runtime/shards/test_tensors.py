@@ -151,6 +151,32 @@ def test_programs_are_checked():
         addition_program(((0, 1), (0, 2), (2, 4)))
 
 
+class Peeking:
+    """Parameters whose copying shows what the compute thread would see meanwhile."""
+
+    def __init__(self, made, shard, values):
+        self.made, self.shard, self.values = made, shard, values
+        self.seen = None
+
+    @property
+    def parameters(self):
+        return self
+
+    def numpy(self):
+        self.seen = self.made.staged_pieces()[self.shard].clone()
+        return self.values.numpy()
+
+
+def test_what_is_staged_is_whole_at_every_moment():
+    made = arithmetic()
+    before = made.staged_pieces()[1].clone()
+    assert before.any()
+    made.holdings[1] = peeking = Peeking(made, 1, before + 1)
+    made.stage(1, None)
+    assert torch.equal(peeking.seen, before)
+    assert torch.equal(made.staged_pieces()[1], before + 1)
+
+
 def test_nothing_that_can_be_asked_for_again_is_written():
     made = arithmetic()
     flats = gradients(made.layout, 4)
