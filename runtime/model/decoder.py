@@ -25,12 +25,12 @@ ATTENTION_ELSEWHERE = SDPBackend.MATH
 class Dropout(nn.Module):
     """Dropout by 16-bit integer draws: a fifth of the time of torch's, and the same mask on every host.
 
-    The rate is rounded to a multiple of 2**-16, and what is kept is scaled by the rounded rate.
+    The rate is rounded to a multiple of 2**-16 below 1, and what is kept is scaled by the rounded rate.
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.dropped = round(rate * 65536)  # of 65536 values
+        self.dropped = min(round(rate * 65536), 65535)  # of 65536 values
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.dropped == 0:

@@ -167,6 +167,12 @@ class TestDropout:
         torch.default_generator.manual_seed(9)
         assert torch.equal(first, layer(x))
 
+    @pytest.mark.parametrize("rate", [0.999999, 1 - 2**-53])
+    def test_keeps_something_at_any_rate_below_one(self, rate: float) -> None:
+        torch.manual_seed(0)
+        out = Dropout(rate)(torch.ones(400_000))
+        assert out.unique().tolist() == [0.0, 65536.0]
+
     def test_does_nothing_in_evaluation_or_at_rate_zero(self) -> None:
         x = torch.randn(7, 3)
         state = torch.get_rng_state()
