@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from runtime.arithmetic import Payload
-from runtime.protocol import Ballot, Frame, Plan, Report, StepRecord, WorkerId
+from runtime.protocol import Ballot, Frame, Report, StepRecord, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,6 @@ class Compute:
 @dataclass(frozen=True, slots=True)
 class SendReport:
     report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A plan was installed: links are to be edited to its members, old frames to others are dropped."""
-
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +69,4 @@ class Ended:
     version: int
 
 
-Action: TypeAlias = Send | Compute | SendReport | Installed | Decided | Save | Filled | AtGate | Ended
+Action: TypeAlias = Send | Compute | SendReport | Decided | Save | Filled | AtGate | Ended

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dataloader.errors import InternalError
-from runtime.actions import Installed, SendReport
+from runtime.actions import SendReport
 from runtime.copies import Holding
 from runtime.protocol import Ballot, HoldingReport, Plan, Report
 
@@ -58,7 +58,6 @@ def install(tx: StepTransaction, plan: Plan) -> None:
     if plan.checkpoint is not None:
         forget_everything(tx)
         tx.plan = plan
-        tx.act(Installed(plan))
         start_from_checkpoint(tx, plan)
         return
     if me.joining:
@@ -67,7 +66,6 @@ def install(tx: StepTransaction, plan: Plan) -> None:
     elif tx.step + (tx.certificate is not None) > plan.version:
         raise InternalError(f"worker {tx.worker} decided step {tx.step}; the plan goes on at {plan.version}")
     tx.plan = plan
-    tx.act(Installed(plan))
     take_holdings(tx, plan)
     if me.behind or me.joining:
         fall_in(tx, plan)

@@ -81,12 +81,12 @@ class ComputeThread:
             if step != self._step:
                 self._step = step
                 self._undelivered.clear()
-            kept = self._running is not None and self._running[0] == step and self._running[1] in ranks
-            if self._running is not None and not kept:
-                self._cancel = True
+            if self._running is not None and (self._running[0] != step or self._running[1] not in ranks):
+                self._cancel = True  # for good: if it is wanted again before it has stopped, it begins anew
             done = {rank for s, rank in self._undelivered if s == step}
-            skip = done | ({self._running[1]} if kept and self._running is not None else set())
-            self._wanted = deque(rank for rank in ranks if rank not in skip)
+            if self._running is not None and not self._cancel:
+                done.add(self._running[1])
+            self._wanted = deque(rank for rank in ranks if rank not in done)
             self._changed.notify()
 
     def collect(self) -> list[Outcome]:

@@ -111,8 +111,9 @@ class Driver:
                     self.mesh.send(peer, frame)
                 self.tried(peer)
             case ConnectFailed(peer):
-                if self.is_member(peer):
+                if self.is_member(peer):  # who can't be reached for long has to go, or the step would wait for ever
                     self.redial[peer] = time.monotonic() + REDIAL_SECONDS
+                    self.tell("LinkLost", peer=peer, time=time.time())
                 self.tried(peer)
             case LinkDown(peer, _, noticed, local):
                 if not local:
@@ -237,8 +238,12 @@ class Driver:
         computing: list[a.Action] = [action for action in actions if isinstance(action, a.Compute)]
         self.do(computing)  # it goes on from here, and tells so; what there is to send is work of the new plan
         self.do([action for action in actions if not isinstance(action, a.Compute)])
-        if plan.ids()[0] == self.tx.worker:
+        if self.tells(plan):
             self.tell_unacknowledged()
+
+    def tells(self, plan: Plan) -> bool:
+        """One member tells what all know: the lowest that was there before, since a joiner lacks the older records."""
+        return self.tx.worker == min(plan.members, key=lambda member: (member.joining, member.worker)).worker
 
     def tell_unacknowledged(self) -> None:
         """To a new controller, or as the one who tells from now on."""
@@ -279,8 +284,6 @@ class Driver:
                 self.compute.want(step, ranks)
             case a.SendReport(report):
                 self.tell("Reported", report=to_plain(report))
-            case a.Installed():
-                pass  # `on_plan` has edited the links already
             case a.Decided(record):
                 self.on_decided(record)
             case a.Save(version, shards):
@@ -293,7 +296,7 @@ class Driver:
                 self.tell("WaitingAtGate", step=step)
             case a.Ended(version):
                 plan = self.tx.plan
-                if plan is not None and plan.ids()[0] == self.tx.worker:
+                if plan is not None and self.tells(plan):
                     self.saver.write_weights(version, self.arithmetic.staged)
 
     def on_decided(self, record: StepRecord) -> None:
@@ -302,7 +305,7 @@ class Driver:
         record = replace(record, time=time.time(), seconds=seconds, phases=phases)
         self.records[record.step] = record
         plan = self.tx.plan
-        if plan is not None and plan.ids()[0] == self.tx.worker:
+        if plan is not None and self.tells(plan):
             self.tell("StepsDecided", records=[to_plain(record)])
 
     # --- what the other threads bring --------------------------------------------------------------------------

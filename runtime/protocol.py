@@ -158,7 +158,6 @@ class Report:
     previous: Certificate | None  # of `step - 1`
     holdings: tuple[HoldingReport, ...]
     computed: tuple[Node, ...]  # cost only: subtrees of `step` that it has computed
-    lost_links: tuple[WorkerId, ...] = ()
 
     @property
     def reached(self) -> int:
@@ -258,7 +257,6 @@ def report_from_plain(d: Mapping[str, Any]) -> Report:
             HoldingReport(h["shard"], h["complete"], h["version"], tuple(h["pending"])) for h in d["holdings"]
         ),
         computed=tuple((low, high) for low, high in d["computed"]),
-        lost_links=tuple(d["lost_links"]),
     )
 
 

@@ -46,8 +46,13 @@ class StepTransaction(StepState):
     # --- what the driver calls ----------------------------------------------------------------------------
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> list[Action]:
-        self.waiting.append((sender, frame))
-        self.handle_waiting()
+        when, step = self.admit(frame), self.step
+        if when > 0:
+            self.waiting.append((sender, frame))
+        elif when == 0:
+            self.handle(sender, frame)
+            if self.step != step:  # only then has any other frame's time come
+                self.handle_waiting()
         return self.take_actions()
 
     def on_computed(self, step: int, rank: int, work: RankWork) -> list[Action]:

@@ -99,6 +99,7 @@ class Network:
         self.slow: dict[tuple[WorkerId, WorkerId], float] = {}  # factor
         self.held: dict[frozenset[WorkerId], float] = {}  # until
         self.blocked: set[frozenset[WorkerId]] = set()
+        self.severed: set[frozenset[WorkerId]] = set()  # blocked for good: healing doesn't help
         self.calm = False  # healed: nothing is slow, held or blocked any more
 
     # --- frames -----------------------------------------------------------------------------------------------
@@ -149,7 +150,8 @@ class Network:
         if not dialer.alive or peer not in dialer.mesh.dialing:
             return
         other = self.workers.get(peer)
-        if other is None or not other.alive or frozenset((dialer.id, peer)) in self.blocked:
+        pair = frozenset((dialer.id, peer))
+        if other is None or not other.alive or pair in self.blocked or pair in self.severed:
             dialer.mesh.dialing.discard(peer)
             dialer.receive(dialer.on_link, ConnectFailed(peer, "refused"))
             return

@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.bugs import BUGS
+from tests.sim.faults import Fault
 from tests.sim.runs import first_caught, run_seed, run_seeds
+from tests.sim.world import World
 
 SEEDS = 1000
 KNOWN: dict[str, int] = {  # the first seed that shows it, where it isn't among the first ten
@@ -35,6 +37,24 @@ def test_a_planted_bug_is_caught(name: str) -> None:
     assert first_caught(name, known, SEEDS) is not None, f"{SEEDS} seeds don't show it: {BUGS[name].what}"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_two_that_can_never_reach_each_other_again_cost_one_of_them(seed: int) -> None:
+    world = World(seed)
+
+    def sever() -> None:
+        first, second = sorted(w for w in world.checks.members if world.workers[w].alive)[:2]
+        pair = [world.workers[first], world.workers[second]]
+        world.network.severed.add(frozenset((first, second)))
+        world.faults.cut(pair[0], pair[1:], 0.0)
+
+    world.faults.planned.clear()
+    world.faults.wait_for(Fault("cut-link", "reduced", 3, 0, 12, False, True))
+    world.faults.cut_link = lambda target: sever()  # type: ignore[method-assign]
+    outcome = world.run()
+    assert outcome.violation is None
+    assert any(kind == "member_left" and "breaks again" in e["reason"] for _, kind, e in world.disk.events)
+
+
 def test_a_seed_decides_everything() -> None:
     first, second = run_seed(7, tracing=True), run_seed(7, tracing=True)
     assert first.events == second.events
@@ -42,8 +62,6 @@ def test_a_seed_decides_everything() -> None:
 
 
 def test_a_seed_has_at_least_four_workers_twelve_steps_and_three_faults() -> None:
-    from tests.sim.world import World
-
     for seed in range(40):
         world = World(seed)
         outcome = world.run()

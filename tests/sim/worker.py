@@ -93,11 +93,12 @@ class SimCompute:
         if step != self.step:
             self.step = step
             self.undelivered.clear()
-        kept = self.running is not None and self.running[0] == step and self.running[1] in ranks
-        self.cancel = self.running is not None and not kept
+        if self.running is not None and (self.running[0] != step or self.running[1] not in ranks):
+            self.cancel = True
         done = {rank for s, rank in self.undelivered if s == step}
-        skip = done | ({self.running[1]} if kept and self.running is not None else set())
-        self.wanted = deque(rank for rank in ranks if rank not in skip)
+        if self.running is not None and not self.cancel:
+            done.add(self.running[1])
+        self.wanted = deque(rank for rank in ranks if rank not in done)
         if self.asleep and self.wanted:
             self.asleep = False
             self.owner.later(0.0001, self.begin)

@@ -52,7 +52,6 @@ REPORT = Report(
     previous=Certificate(2, (HEADER,)),
     holdings=(HoldingReport(0, True, 3, (3,)),),
     computed=((0, 1),),
-    lost_links=(4,),
 )
 RECORD = StepRecord(3, 7, 2, 2, (48, 64), 2048, 2.5, 1.0, 1e-3, "commit", "d", "e", 1.0, 0.5, {"compute": 0.4})
 INFO = m.WorkerInfo(1, 77, ("127.0.0.1", 4000), {"torch": "2.13"}, "abc", True, 123)
