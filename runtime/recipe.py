@@ -30,7 +30,7 @@ LONGEST_MESSAGE = 400  # characters of a user's error that are shown
 
 
 class Recipe(Protocol):
-    """One job's model and how it is trained. All of it is fp32, on the CPU or one device."""
+    """One job's model and how it is trained. Its parameters are fp32, and they and its buffers are on the CPU."""
 
     def build_model(self) -> nn.Module:
         """A fresh model. The global generators of torch, numpy and random have been set from the job's seed."""

@@ -1,8 +1,10 @@
 """What a recipe must keep to, looked at once before training, so that P1 is not broken behind one's back.
 
-    parameters    fp32, trainable, each in exactly one group, the same groups each time
+    parameters    fp32, on the CPU, trainable, each in exactly one group, the same groups each time
+    buffers       on the CPU, of a type that a checkpoint can hold
     loss          the same bits for the same tokens and random streams; changes no buffer, parameter or token
-    optimizer     elementwise: whole tensors and pieces of them, cut as shards are cut, give the same parameters
+    optimizer     elementwise: whole tensors and pieces of them, cut as shards are cut, give the same parameters; its
+                  state of types that a checkpoint can hold
 
 A breach is a RecipeError that says what to do.
 """
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from dataloader.errors import RecipeError
 from runtime.recipe import Batch, GuardedRecipe, ParamGroup, user_code
 from runtime.rng import set_streams
+from runtime.shards.state import DTYPES, STORABLE
 
 # Small parameters to try an optimizer on, in floats: pieces start at multiples of 16, as those of shards do.
 WHOLE = 336
@@ -26,16 +29,25 @@ CUTS = (0, 16, 112, 240, WHOLE)
 STEPS = 4
 RATIOS = (0.5, 1.0, 1.0, 0.25)  # of the learning rate, by step
 NAMES_SHOWN = 5
+NOT_STORABLE = (
+    "of a type that a checkpoint can't hold; keep a complex tensor as two real ones, and convert any other to one of"
+    f" {', '.join(DTYPES)}"
+)
 
 
-def check_recipe(recipe: GuardedRecipe, model: nn.Module, batch: Batch, seed: int) -> None:
-    """All checks, on one real micro-batch. Costs two forward and backward passes; leaves the model as it was."""
+def check_recipe(recipe: GuardedRecipe, model: nn.Module, batch: Batch, seed: int) -> float:
+    """All checks, on one real micro-batch. Costs two forward and backward passes; leaves the model as it was.
+
+    Returns how many bytes the optimizer keeps for a parameter, at most.
+    """
     first = group_names(model, recipe.param_groups(model))
     groups = recipe.param_groups(model)
     if group_names(model, groups) != first:
         raise recipe.broken("param_groups", "gave other groups when asked again; make it depend on the model only")
-    check_optimizer(recipe, groups)
+    check_buffers(model)
+    kept = check_optimizer(recipe, groups)
     check_loss(recipe, model, batch, seed)
+    return kept
 
 
 def group_names(model: nn.Module, groups: Sequence[ParamGroup]) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -78,6 +90,7 @@ def _check_parameters(named: Sequence[tuple[str, nn.Parameter]], owner: dict[int
         raise RecipeError(
             f"recipe: build_model: {_some(other)} not float32; keep parameters in float32 (autocast is fine)"
         )
+    _check_place(named)
     frozen = [name for name, p in named if not p.requires_grad]
     if frozen:
         raise RecipeError(
@@ -85,23 +98,48 @@ def _check_parameters(named: Sequence[tuple[str, nn.Parameter]], owner: dict[int
         )
 
 
-def check_optimizer(recipe: GuardedRecipe, groups: Sequence[ParamGroup]) -> None:
-    """Whole parameters against pieces of them, with the real groups' options, through a few steps."""
+def _check_place(named: Sequence[tuple[str, Tensor]]) -> None:
+    elsewhere = [f"{name} ({tensor.device})" for name, tensor in named if tensor.device.type != "cpu"]
+    if elsewhere:
+        raise RecipeError(f"recipe: build_model: {_some(elsewhere)} not on the CPU; build the whole model there")
+
+
+def check_buffers(model: nn.Module) -> None:
+    """One worker writes them, all others take them from its checkpoint."""
+    named = [(f"buffer {name}", buffer) for name, buffer in model.named_buffers()]
+    _check_place(named)
+    other = [f"{name} ({buffer.dtype})" for name, buffer in named if buffer.dtype not in STORABLE]
+    if other:
+        raise RecipeError(f"recipe: build_model: {_some(other)} {NOT_STORABLE}")
+
+
+def check_optimizer(recipe: GuardedRecipe, groups: Sequence[ParamGroup]) -> float:
+    """Whole parameters against pieces of them, with the real groups' options, through a few steps.
+
+    Returns how many bytes of state are kept for a parameter, at most.
+    """
     options = group_options(groups)
-    whole = _train(recipe, [(option, [(0, WHOLE)]) for option in options])
+    whole, kept = _train(recipe, [(option, [(0, WHOLE)]) for option in options])
+    other = sorted({f"{k} ({t.dtype})" for state in kept for k, t in state.items() if t.dtype not in STORABLE})
+    if other:
+        raise recipe.broken("optimizer", f"in its state, {_some(other)} {NOT_STORABLE}")
     torch.rand(1)  # an optimizer that draws random numbers differs from here on
-    pieces = _train(recipe, [(option, list(pairwise(CUTS))) for option in options])
-    for step, (one, other) in enumerate(zip(whole, pieces, strict=True)):
-        if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
+    pieces, _ = _train(recipe, [(option, list(pairwise(CUTS))) for option in options])
+    for step, (one, two) in enumerate(zip(whole, pieces, strict=True)):
+        if not torch.equal(one.view(torch.int32), two.view(torch.int32)):
             raise recipe.broken(
                 "optimizer",
                 f"not elementwise: whole parameters and pieces of them differ after step {step + 1}; use one that"
                 " looks at each element by itself, such as AdamW, and not at whole tensors (Muon, LAMB) or at chance",
             )
+    return max((sum(tensor.nbytes for tensor in state.values()) for state in kept), default=0) / WHOLE
 
 
-def _train(recipe: GuardedRecipe, plan: Sequence[tuple[dict[str, Any], list[tuple[int, int]]]]) -> list[Tensor]:
-    """All parameters, flat, after each step of an optimizer over the given pieces of one tensor per group."""
+def _train(
+    recipe: GuardedRecipe, plan: Sequence[tuple[dict[str, Any], list[tuple[int, int]]]]
+) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """All parameters, flat, after each step of an optimizer over the given pieces of one tensor per group; and the
+    tensors that it keeps in the end, by piece."""
     pieces: list[tuple[nn.Parameter, int, int, int]] = []
     groups: list[ParamGroup] = []
     for number, (options, ranges) in enumerate(plan):
@@ -129,7 +167,8 @@ def _train(recipe: GuardedRecipe, plan: Sequence[tuple[dict[str, Any], list[tupl
         with user_code(recipe, "optimizer.step"):
             optimizer.step()
         after.append(torch.cat([parameter.detach() for parameter, *_ in pieces]))
-    return after
+    kept = [{k: t for k, t in state.items() if isinstance(t, Tensor)} for state in optimizer.state.values()]
+    return after, kept
 
 
 def check_loss(recipe: GuardedRecipe, model: nn.Module, batch: Batch, seed: int) -> None:

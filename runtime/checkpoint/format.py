@@ -16,22 +16,10 @@ import safetensors.torch
 import torch
 
 from dataloader.errors import DataError
-from runtime.shards.state import HoldingState, PieceState, raw
+from runtime.shards.state import STORABLE, HoldingState, PieceState, raw
 
 _METADATA = "__metadata__"
-_NAMES = {  # in the order in which tensors lie in a file: wide ones first, so that all are aligned
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_PLACES = {dtype: place for place, dtype in enumerate(_NAMES)}
+_PLACES = {dtype: place for place, dtype in enumerate(STORABLE)}
 
 
 def encode(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> list[memoryview]:
@@ -43,7 +31,7 @@ def encode(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> 
     for name, tensor in ordered:
         buffer = raw(tensor).data
         offsets = [at, at + buffer.nbytes]
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        header[name] = {"dtype": STORABLE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         data.append(buffer)
         at += buffer.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -23,14 +23,22 @@ from dataloader.errors import PeerError
 
 Bytes = NDArray[np.uint8]
 
-# by name, so that no other attribute of torch can be asked for by what a peer or a file says
-DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
+# All that a link or a checkpoint can hold, with its name in safetensors. In the order in which tensors lie in a file:
+# wide ones first, so that all are aligned.
+STORABLE: dict[torch.dtype, str] = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
+# by name, so that no other attribute of torch can be asked for by what a peer or a file says
+DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in STORABLE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dataloader.errors import RecipeError
 from runtime.recipe import Batch, GuardedRecipe, ParamGroup
 from runtime.recipe_checks import check_optimizer, check_recipe, group_names, group_options
+from runtime.shards.state import STORABLE
 
 BATCH = {"tokens": torch.arange(18).view(2, 9) % 11}
 
@@ -132,6 +133,37 @@ class TestParameters:
 
         assert "norm.weight, norm.bias are frozen; register" in refusal(build_model=frozen)
 
+    def test_elsewhere_than_on_the_cpu(self) -> None:
+        message = refusal(build_model=lambda self: Model().to("meta"))
+        assert "build_model: embedding.weight (meta), norm.weight (meta), " in message
+        assert "are not on the CPU; build the whole model there" in message
+
+
+class TestBuffers:
+    @staticmethod
+    def having(buffer: Tensor) -> Callable[[Recipe], nn.Module]:
+        def build(self: Recipe) -> nn.Module:
+            model = Model()
+            model.register_buffer("turns", buffer, persistent=False)
+            return model
+
+        return build
+
+    @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.uint64, torch.float8_e4m3fn])
+    def test_of_a_type_that_a_checkpoint_cannot_hold(self, dtype: torch.dtype) -> None:
+        message = refusal(build_model=self.having(torch.zeros(4).to(dtype)))
+        assert f"build_model: buffer turns ({dtype}) is of a type that a checkpoint can't hold" in message
+        assert "keep a complex tensor as two real ones, and convert any other to one of int64, float64, " in message
+
+    @pytest.mark.parametrize("dtype", [*STORABLE])
+    def test_of_any_other_type_are_taken(self, dtype: torch.dtype) -> None:
+        recipe = guarded(build_model=self.having(torch.ones(4).to(dtype)))
+        check_recipe(recipe, recipe.build_model(), BATCH, 1)
+
+    def test_elsewhere_than_on_the_cpu(self) -> None:
+        message = refusal(build_model=self.having(torch.zeros(4, device="meta")))
+        assert "buffer turns (meta) is not on the CPU" in message
+
 
 class TestLoss:
     def test_changes_a_buffer(self) -> None:
@@ -195,7 +227,41 @@ class NoisyOptimizer(NormOptimizer):
                 p.add_(torch.rand_like(p), alpha=group["lr"])
 
 
+class KeepingOptimizer(torch.optim.Optimizer):
+    """Plain descent that keeps a copy of the gradient in a type of its own."""
+
+    def __init__(self, params: list[ParamGroup], dtype: torch.dtype) -> None:
+        super().__init__(params, {"lr": 0.1, "weight_decay": 0.0})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"])
+                self.state[p]["kept"] = p.grad.to(self.dtype)
+
+
 class TestOptimizer:
+    def test_one_that_keeps_what_a_checkpoint_cannot_hold(self) -> None:
+        message = refusal(optimizer=lambda self, p: KeepingOptimizer(p, torch.complex64))
+        assert "optimizer: in its state, kept (torch.complex64) is of a type that a checkpoint can't hold" in message
+
+    @pytest.mark.parametrize(
+        ("make", "kept"),
+        [
+            (lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), 8),
+            (lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True), 12),
+            (lambda p: torch.optim.SGD(p, lr=0.01), 0),
+            (lambda p: KeepingOptimizer(p, torch.bfloat16), 2),
+        ],
+    )
+    def test_its_bytes_per_parameter_are_counted(
+        self, make: Callable[[list[ParamGroup]], torch.optim.Optimizer], kept: int
+    ) -> None:
+        recipe = guarded(optimizer=lambda self, params: make(params))
+        assert kept <= check_recipe(recipe, recipe.build_model(), BATCH, 1) < kept + 0.1
+
     @pytest.mark.parametrize(
         "make",
         [
