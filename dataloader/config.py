@@ -30,7 +30,7 @@ class DataConfig(BaseModel):
 
     source: Literal["stdlib"] | None = "stdlib"
     path: Path | None = None
-    seq_len: int = Field(ge=1)
+    seq_len: int = Field(ge=1, lt=2**63)
     vocab_size: int = Field(default=4096, ge=SMALLEST_VOCAB_SIZE, le=2**20)
     cache_dir: Path | None = None
     shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63)

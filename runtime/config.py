@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-Count = Annotated[int, Field(ge=1)]
+# Bounded, as what is over 64 bits breaks the first message that carries it.
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -24,7 +26,7 @@ class TrainConfig(Section):
     """What a run computes. Everything here decides bits, so a resumed run can't change it."""
 
     steps: Count
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Natural = 0
     global_batch: Count
     micro_batch: Count
     logical_ranks: Count
@@ -67,7 +69,7 @@ class TrainConfig(Section):
 class ModelConfig(Section):
     """The built-in decoder. ``vocab_size`` absent: the tokenizer's; ``max_seq_len`` absent: ``data.seq_len``."""
 
-    vocab_size: Annotated[int, Field(ge=2)] | None = None
+    vocab_size: Annotated[int, Field(ge=2, lt=2**63)] | None = None
     hidden_size: Count = 256
     layers: Count = 5
     heads: Count = 8
@@ -129,7 +131,7 @@ class ScheduleConfig(Section):
     """How the learning rate moves; see runtime/schedule.py for the curves."""
 
     kind: Literal["warmup_cosine", "wsd", "constant", "cooldown"] = "warmup_cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Natural = 0
     decay_steps: Count | None = None  # absent: the curve's own default
     final_ratio: Fraction = 0.1
 
@@ -146,7 +148,7 @@ class ScheduleConfig(Section):
 class CheckpointConfig(Section):
     """When a full checkpoint is written. There is always one at the end."""
 
-    full_every: Annotated[int, Field(ge=0)] = 0  # steps; 0: only at the end
+    full_every: Natural = 0  # steps; 0: only at the end
     keep: Count = 2
 
 

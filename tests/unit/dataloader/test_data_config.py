@@ -30,6 +30,7 @@ def test_what_is_dumped_can_be_read_again(given):
         ({"seq_len": 8, "source": "wikipedia"}, "source"),
         ({}, "seq_len"),
         ({"seq_len": 0}, "seq_len"),
+        ({"seq_len": 2**63}, "seq_len"),
         ({"seq_len": 8, "vocab_size": 256}, "vocab_size"),
         ({"seq_len": 8, "shuffle_seed": -1}, "shuffle_seed"),
         ({"seq_len": 8, "sequence_length": 8}, "sequence_length"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from runtime.comm.frames import pack_plain, unpack_plain
 from runtime.config import CheckpointConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 TRAIN = {"steps": 3, "global_batch": 32, "micro_batch": 2, "logical_ranks": 8}
@@ -60,6 +61,25 @@ def test_sections_are_frozen_and_finite() -> None:
     assert "finite" in _refusal(OptimizerConfig, lr=float("nan"))
     assert "greater than 0" in _refusal(OptimizerConfig, lr=0.0)
     assert "keep" in _refusal(CheckpointConfig, keep=0)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [(TrainConfig, {**TRAIN, field: 2**70}) for field in ("seed", "steps", "shards", "threads_per_worker")]
+    + [(TrainConfig, {**TRAIN, "global_batch": 2**70, "micro_batch": 2**67})]
+    + [(ModelConfig, {field: 2**70}) for field in ("vocab_size", "layers", "intermediate_size", "max_seq_len")]
+    + [(ScheduleConfig, {"warmup_steps": 2**70}), (ScheduleConfig, {"decay_steps": 2**70})]
+    + [(CheckpointConfig, {"full_every": 2**63}), (CheckpointConfig, {"keep": 2**63})],
+)
+def test_numbers_fit_the_messages_that_carry_them(section: Any, values: dict[str, Any]) -> None:
+    message = _refusal(section, **values)
+    assert next(field for field, value in values.items() if value >= 2**63) in message
+    assert "less than 9223372036854775808" in message
+
+
+def test_the_largest_seed_fits_a_message() -> None:
+    seed = TrainConfig(**TRAIN, seed=2**63 - 1).seed  # type: ignore[arg-type]
+    assert unpack_plain(pack_plain({"seed": seed})) == {"seed": seed}
 
 
 def test_a_cooldown_has_no_warm_up() -> None:
