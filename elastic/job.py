@@ -1,4 +1,4 @@
-"""The job process: `python -m elastic.job RUN [--address ADDR] [--resume]`, in a session of its own.
+"""The job process: `python -m elastic.job RUN [--address ADDR] [--resume] [--lock FD]`, in a session of its own.
 
 It holds the run directory's lock for as long as the job lives, brings up Ray and the controller, waits for the end and
 leaves nothing behind, whatever the end is. It decides nothing about training.
@@ -64,12 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--address", default="local")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--lock", type=int, help="the run directory's lock, held already: an inherited descriptor")
     parsed = parser.parse_args(arguments)
     signals = Signals()
     signals.install()
     try:
         run = open_run(parsed.run.resolve())
-        with hold(run):
+        with hold(run, parsed.lock):
             return run_job(run, stored_job(run.job), parsed.address, parsed.resume, signals)
     except EverstepError as error:
         print(f"everstep: {error}", file=sys.stderr, flush=True)

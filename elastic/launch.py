@@ -20,7 +20,7 @@ from dataloader.corpus import prepare as prepare_data
 from dataloader.dataset import read_index
 from dataloader.errors import ConfigError
 from elastic.config import JobConfig
-from elastic.rundir import RunDirectory, prepare, refuse
+from elastic.rundir import RunDirectory, claim, refuse
 from elastic.view import RunView, counted
 from elastic.watch import Child, Follower, Outcome, Signals, follow, wait_until_up
 from runtime.config import ModelConfig
@@ -97,15 +97,20 @@ def greeting(job: JobConfig, address: str) -> str:
     return f"starting {workers}{standbys} in {nodes} on {ray}; the first step takes some 15 s"
 
 
-def start_job(run: RunDirectory, resume: bool, address: str) -> Child:
-    """Start the job process of a prepared run directory."""
-    command = [sys.executable, *JOB_PROCESS, str(run.path), "--address", address]
+def start_job(run: RunDirectory, resume: bool, address: str, lock: int) -> Child:
+    """Start the job process of a claimed run directory; it takes over the lock."""
+    command = [sys.executable, *JOB_PROCESS, str(run.path), "--address", address, "--lock", str(lock)]
     if resume:
         command.append("--resume")
     with run.job_log.open("ab") as log, _signals_blocked():
         log_start = log.tell()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(lock,),
         )
     return Child(process, log_start)
 
@@ -128,11 +133,11 @@ def run_job(job: JobConfig, resume: bool, detach: bool, address: str) -> tuple[R
     run = RunDirectory(job.run_dir)
     refuse(run, resume)
     job = with_data(job)
-    prepare(run, job, resume)
-    view = RunView(job.run.name, job.train.steps)
-    follower = Follower(run, view, from_end=resume)
     with Signals() as signals:
-        child = start_job(run, resume, address)
+        with claim(run, job, resume) as lock:
+            view = RunView(job.run.name, job.train.steps)
+            follower = Follower(run, view, from_end=resume)
+            child = start_job(run, resume, address, lock)
         if not detach:
             return run, follow(run, view, child, signals, follower, greeting(job, address))
         outcome = wait_until_up(run, view, child, signals, follower)

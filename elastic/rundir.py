@@ -1,7 +1,7 @@
 """The run directory: where what is, who may write it, and when a run may begin there.
 
     job.yaml        the whole job, defaults and absolute paths filled in
-    lock            held (flock) by the job process for as long as it lives; its pid is inside
+    lock            held (flock) by the job process for as long as it lives; inside: its pid, and since when
     ledger.jsonl    one record per decided step            events.jsonl   one per fault, decision and change
     status.json     who is a member, now                   cluster.json   how to reach the running job
     controller.json its small durable state                incarnations/  one file per controller that ever started
@@ -29,6 +29,7 @@ from elastic.records import fsync_directory
 
 LOCK_TRIES = 20
 LOCK_RETRY_SECONDS = 0.05  # whoever merely looks holds a lock for a moment
+OWNER_BYTES = 64  # at most, in the lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +121,19 @@ def open_run(path: Path) -> RunDirectory:
 
 
 @contextlib.contextmanager
-def hold(run: RunDirectory) -> Iterator[None]:
-    """Own the run directory while the block runs. Raises UsageError that names the owner if somebody else does.
+def hold(run: RunDirectory, inherited: int | None = None) -> Iterator[int]:
+    """Own the run directory while the block runs; the lock's descriptor. Raises UsageError if somebody else does.
 
-    The lock goes with the process: children must not inherit it, and don't through exec.
+    The lock goes with the process: no child gets it through exec but the one that it is handed to, as `inherited`.
     """
-    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) if inherited is None else inherited
     try:
+        os.set_inheritable(fd, False)
         if not _try_lock(fd):
-            raise _busy(run, _pid_in(fd))
+            raise _busy(run, _owner(os.pread(fd, OWNER_BYTES, 0))[0])
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
+        os.pwrite(fd, f"{os.getpid()} {time.time()!r}\n".encode(), 0)
+        yield fd
     finally:
         os.close(fd)
 
@@ -152,11 +154,19 @@ def holder(run: RunDirectory) -> Holder | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return Holder(_pid_in(fd))
+        return Holder(_owner(os.pread(fd, OWNER_BYTES, 0))[0])
     else:
         return None
     finally:
         os.close(fd)
+
+
+def last_held(run: RunDirectory) -> float:
+    """When the last job here took the lock; 0 if nobody says. Not the file's own time, which a copy doesn't keep."""
+    try:
+        return _owner(run.lock.read_bytes())[1]
+    except OSError:
+        return 0.0
 
 
 def _busy(run: RunDirectory, pid: int | None) -> UsageError:
@@ -167,20 +177,21 @@ def _busy(run: RunDirectory, pid: int | None) -> UsageError:
 
 
 def _try_lock(fd: int) -> bool:
-    for attempt in range(LOCK_TRIES):
-        try:
+    for _ in range(LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt + 1 < LOCK_TRIES:
-                time.sleep(LOCK_RETRY_SECONDS)
-        else:
             return True
+        time.sleep(LOCK_RETRY_SECONDS)
     return False
 
 
-def _pid_in(fd: int) -> int | None:
-    text = os.pread(fd, 32, 0).strip()
-    return int(text) if text.isdigit() else None
+def _owner(lock: bytes) -> tuple[int | None, float]:
+    """Who took it, and when, as is written in it."""
+    try:
+        pid, since = lock.split()
+        return int(pid), float(since)
+    except ValueError:
+        return None, 0.0
 
 
 # --- beginning -----------------------------------------------------------------------------------------------
@@ -209,16 +220,19 @@ def refuse(run: RunDirectory, resume: bool) -> None:
                 raise UsageError(f"{run.path}: holds {strange[0]!r} and no run; choose an empty or new run.dir")
 
 
-def prepare(run: RunDirectory, job: JobConfig, resume: bool) -> None:
-    """Make the directory ready for the job process, and write `job.yaml`.
+@contextlib.contextmanager
+def claim(run: RunDirectory, job: JobConfig, resume: bool) -> Iterator[int]:
+    """Make the directory ready for the job process and write `job.yaml`. Held while the block runs, which hands the
+    lock on to that process: nobody else can claim the directory in between.
 
     Raises UsageError as `refuse` does, ConfigError if the job is not the one that was begun here, and HostError if
     the directory can't be written.
     """
     refuse(run, resume)
-    with _host_errors(run):
-        run.path.mkdir(parents=True, exist_ok=True)
-        with hold(run):
+    with contextlib.ExitStack() as stack:
+        with _host_errors(run):
+            run.path.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(hold(run))
             if resume:
                 refuse_changes(stored_job(run.job), job, run.path)
             else:
@@ -228,6 +242,7 @@ def prepare(run: RunDirectory, job: JobConfig, resume: bool) -> None:
             for directory in (run.logs, run.checkpoints, run.weights.parent, run.prometheus_targets.parent):
                 directory.mkdir(exist_ok=True)
             write_atomic(run.job, dump_job(job).encode())
+        yield lock
 
 
 @contextlib.contextmanager

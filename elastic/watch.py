@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 from elastic.record_lines import Tail, read_events
-from elastic.rundir import RunDirectory, holder
+from elastic.rundir import RunDirectory, holder, last_held
 from elastic.screen import Screen, screen_for
 from elastic.view import RunView
 
@@ -209,11 +209,7 @@ def last_end(run: RunDirectory) -> Mapping[str, Any] | None:
     events = read_events(run.events)
     if not events or events[-1].get("kind") != "run_ended":
         return None
-    try:
-        begun = run.lock.stat().st_mtime
-    except FileNotFoundError:
-        begun = 0.0
-    return events[-1] if _time(events[-1]) >= begun else None
+    return events[-1] if _time(events[-1]) >= last_held(run) else None
 
 
 def _time(line: Mapping[str, Any]) -> float:

@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--address")
+    parser.add_argument("--lock", type=int)
     arguments = parser.parse_args()
     run = RunDirectory(arguments.run)
     words = os.environ.get("FAKE_JOB", "").split()
@@ -130,7 +131,7 @@ def main() -> int:
         print("everstep: train.threads_per_worker: 64 is more than this machine's 2 cores; set it to 2", flush=True)
         return 2
     with contextlib.ExitStack() as stack:
-        stack.enter_context(hold(run))
+        stack.enter_context(hold(run, arguments.lock))
         ledger = stack.enter_context(Ledger(run.ledger))
         events = stack.enter_context(EventLog(run.events))
         return Job(run, words).train(ledger, events)

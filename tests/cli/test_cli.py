@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -212,6 +213,12 @@ def test_a_job_that_died_after_an_earlier_end_is_not_done(terminal: Terminal) ->
     assert terminal("run", "job.yaml", "--resume", job="die")[0] == 3
     assert read_events(terminal.run.events)[-1]["kind"] == "run_ended"
     assert json.loads(terminal("status", "runs/small", "--json")[1])["state"] == "failed"
+
+
+def test_a_copy_of_a_run_has_ended_as_the_run_did(terminal: Terminal) -> None:
+    assert terminal("run", "job.yaml", "--set", "train.steps=1")[0] == 0
+    shutil.copytree(terminal.run.path, terminal.folder / "copy", copy_function=shutil.copy)
+    assert json.loads(terminal("status", "copy", "--json")[1])["state"] == "done"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 
 from elastic.config import load_job
 from elastic.records import read_events, read_ledger
-from elastic.rundir import RunDirectory, prepare
+from elastic.rundir import RunDirectory, claim
 
 MARK = "EVERSTEP_TEST_SITE"  # in the environment of all that a site starts
 SCRATCH = ("everstep-ray-*", "everstep-sock-*")
@@ -71,7 +71,8 @@ class LiveJob:
     ) -> None:
         self.run = RunDirectory(site.path / name)
         job = load_job(site.path / "job.yaml", [f"run.dir={self.run.path}", *settings])
-        prepare(self.run, job, resume)
+        with claim(self.run, job, resume):
+            pass
         command = [sys.executable, "-P", "-m", "elastic.job", str(self.run.path), "--address", address]
         self.begun = time.time()
         with self.run.job_log.open("ab") as log:

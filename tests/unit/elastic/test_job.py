@@ -11,7 +11,7 @@ from elastic.cluster.session import Ended
 from elastic.config import load_job
 from elastic.record_lines import read_events
 from elastic.records import EventLog
-from elastic.rundir import RunDirectory, hold, prepare
+from elastic.rundir import RunDirectory, claim, hold
 
 Live = Any
 
@@ -20,7 +20,8 @@ Live = Any
 def run(job_file: Path) -> RunDirectory:
     job = load_job(job_file)
     prepared = RunDirectory(job.run_dir)
-    prepare(prepared, job, resume=False)
+    with claim(prepared, job, resume=False):
+        pass
     return prepared
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dataloader.errors import ConfigError, HostError, UsageError
-from elastic.config import load_job, stored_job
-from elastic.rundir import RunDirectory, hold, holder, open_run, prepare, refuse, remove_run, write_atomic
+from elastic.config import JobConfig, load_job, stored_job
+from elastic.rundir import RunDirectory, claim, hold, holder, last_held, open_run, refuse, remove_run, write_atomic
 
 HOLDER = """
 import pathlib, sys, time
@@ -24,6 +24,11 @@ with hold(RunDirectory(pathlib.Path(sys.argv[1]))):
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "runs" / "small")
+
+
+def prepare(run: RunDirectory, job: JobConfig, resume: bool) -> None:
+    with claim(run, job, resume):
+        pass
 
 
 def test_prepare_makes_the_layout(run: RunDirectory, job_file: Path) -> None:
@@ -137,7 +142,10 @@ def test_the_lock_lives_and_dies_with_its_process(run: RunDirectory, job_file: P
         process.communicate()
     assert holder(run) is None
     with hold(run):
-        assert run.lock.read_text() == f"{os.getpid()}\n"
+        pid, since = run.lock.read_text().split()
+        assert int(pid) == os.getpid()
+        assert abs(float(since) - time.time()) < 5
+        assert last_held(run) == float(since)
 
 
 def test_a_viewers_look_does_not_turn_a_job_away(run: RunDirectory) -> None:
@@ -163,6 +171,37 @@ def test_the_lock_is_not_inherited(run: RunDirectory) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+HEIR = """
+import pathlib, sys
+from elastic.rundir import RunDirectory, hold
+sys.stdin.readline()
+with hold(RunDirectory(pathlib.Path(sys.argv[1])), int(sys.argv[2])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_claim_is_handed_over_without_a_gap(run: RunDirectory, job_file: Path) -> None:
+    job = load_job(job_file)
+    with claim(run, job, resume=False) as lock:
+        command = [sys.executable, "-c", HEIR, str(run.path), str(lock)]
+        heir = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(lock,))
+    assert heir.stdin is not None
+    assert heir.stdout is not None
+    try:
+        with pytest.raises(UsageError, match="a job is running here"):  # the heir hasn't even looked at it yet
+            prepare(run, job, resume=False)
+        heir.stdin.write("\n")
+        heir.stdin.flush()
+        assert heir.stdout.readline() == "held\n"
+        there = holder(run)
+        assert there is not None
+        assert there.pid == heir.pid
+    finally:
+        heir.communicate("\n")
+    assert holder(run) is None
 
 
 def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
