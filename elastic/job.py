@@ -85,6 +85,8 @@ def run_job(run: RunDirectory, job: JobConfig, address: str, resume: bool, signa
         durable.begin(run, job.faults, resume)
         ended = _live(run, job, address, signals)
         state, reason, code = ended.state, ended.reason, EXIT_CODES[ended.state]
+    except SystemExit:  # Ray's answer to a SIGTERM while it starts
+        state, reason, code = "stopped", NOT_BEGUN, EXIT_CODES["stopped"]
     except EverstepError as error:
         state, reason, code = "failed", str(error), error.exit_code
     except Exception as error:  # the process's edge
@@ -110,7 +112,8 @@ def _live(run: RunDirectory, job: JobConfig, address: str, signals: Signals) -> 
             return Ended("stopped", NOT_BEGUN)
         session = Session(ray_engine, run, job, run_id)
         try:
-            session.begin()
+            if not session.begin(lambda: signals.count > 0):
+                return Ended("stopped", NOT_BEGUN)
             contact: dict[str, Any] = {**ray_engine.contact(), "controller": names.CONTROLLER, "pid": os.getpid()}
             write_atomic(run.cluster, json.dumps(contact).encode(), durable=False)
             ended, grace_seconds = _wait(session, signals)

@@ -17,6 +17,7 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ PREFIX = "everstep-ray-"
 NEEDED = ("raylet", "gcs_server")
 BASE_LIMIT_BYTES = 24  # Ray puts sockets some 80 bytes below, and the kernel allows 107
 KNOCK_SECONDS = 10.0
+KILL_PATIENCE_SECONDS = 3.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least: no data goes through it
 SPARE_NODES = 1000  # a later node always finds logical CPUs
 # Of a Ray that is ours alone. The first tells a dead actor within 10 to 35 ms, where Ray otherwise waits one to two
@@ -84,7 +86,7 @@ def local_ray(namespace: str, cpus: int) -> Iterator[Engine]:
         os.environ.pop("RAY_ADDRESS", None)
         import ray
 
-        try:
+        with _starting("a local Ray can't be started"):
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -96,9 +98,6 @@ def local_ray(namespace: str, cpus: int) -> Iterator[Engine]:
                 _temp_dir=str(directory),
                 _system_config=SYSTEM_CONFIG,
             )
-        except Exception as error:  # Ray raises whatever its processes run into
-            ray.shutdown()
-            raise HostError(f"a local Ray can't be started: {_one_line(error)}") from error
         try:
             yield Engine(_address(), namespace, True, str(token), _needed_processes())
         finally:
@@ -117,12 +116,9 @@ def connected_ray(address: str, namespace: str, token_path: str | None = None) -
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    with tempfile.TemporaryDirectory() as empty, _surroundings(Path(empty)):
-        try:
-            ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # the same
-            ray.shutdown()
-            raise HostError(f"no Ray cluster to be reached at {address}: {_one_line(error)}") from error
+    failure = f"no Ray cluster to be reached at {address}"
+    with tempfile.TemporaryDirectory() as empty, _surroundings(Path(empty)), _starting(failure):
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield Engine(_address(), namespace, False, token_path)
     finally:
@@ -140,6 +136,29 @@ def cpus_per_node(job: JobConfig) -> int:
     """Logical CPUs of one agent's workers."""
     workers = job.cluster.workers_per_node + math.ceil(job.cluster.standbys / job.cluster.nodes)
     return workers * job.train.threads_per_worker
+
+
+@contextlib.contextmanager
+def _starting(failure: str) -> Iterator[None]:
+    """Whatever cuts Ray's start short, nothing of it is left. Ray raises all that its processes run into (HostError
+    here), and answers a SIGTERM with SystemExit; what it was about to start then, it doesn't know of any more."""
+    import ray
+
+    before = set(psutil.Process().children())
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would cut this short too
+        ray.shutdown()
+        started = [child for child in psutil.Process().children(recursive=True) if child not in before]
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(started, timeout=KILL_PATIENCE_SECONDS)
+        if isinstance(error, Exception):
+            raise HostError(f"{failure}: {_one_line(error)}") from error
+        raise
 
 
 def _knock(address: str) -> None:

@@ -7,6 +7,8 @@ and detached, so a controller that comes back finds them and whoever cleans up r
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,10 +20,11 @@ from elastic.cluster.engine import cpus_per_node
 from elastic.config import JobConfig
 
 PLACING_PATIENCE_SECONDS = 300.0  # an autoscaler may have to bring hosts up
+LOOK_SECONDS = 1  # Ray takes whole ones
 
 
-def place_first(namespace: str, job: JobConfig) -> None:
-    """Reserve the nodes that the job starts with. Raises HostError if they can't be had."""
+def place_first(namespace: str, job: JobConfig, given_up: Callable[[], bool]) -> bool:
+    """Reserve the nodes that the job starts with; False if that was given up. Raises HostError if they can't be had."""
     nodes_of_ray: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     several = sum(bool(node["Alive"]) for node in nodes_of_ray) > 1
     cpus, nodes = cpus_per_node(job), job.cluster.nodes
@@ -31,12 +34,18 @@ def place_first(namespace: str, job: JobConfig) -> None:
         name=_name(namespace, "first"),
         lifetime="detached",
     )
-    if not group.wait(timeout_seconds=PLACING_PATIENCE_SECONDS):
-        remove_placement_group(group)
-        raise HostError(
-            f"cluster.nodes: the Ray cluster has no room for {nodes} nodes of {cpus} CPUs each; "
-            "ask for fewer, or add hosts"
-        )
+    deadline = time.monotonic() + PLACING_PATIENCE_SECONDS
+    while not group.wait(timeout_seconds=LOOK_SECONDS):
+        if given_up():
+            remove_placement_group(group)
+            return False
+        if time.monotonic() > deadline:
+            remove_placement_group(group)
+            raise HostError(
+                f"cluster.nodes: the Ray cluster has no room for {nodes} nodes of {cpus} CPUs each; "
+                "ask for fewer, or add hosts"
+            )
+    return True
 
 
 def strategy(namespace: str, job: JobConfig, slot: int) -> PlacementGroupSchedulingStrategy:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,11 @@ class Session:
         self._silent_since: float | None = None
         self._broken = ""  # the process of Ray's that has died
 
-    def begin(self) -> None:
-        """Reserve the nodes and start the controller, which starts the rest. Raises HostError."""
-        placement.place_first(self._engine.namespace, self._job)
+    def begin(self, given_up: Callable[[], bool]) -> bool:
+        """Reserve the nodes and start the controller, which starts the rest; False if it was given up before that.
+        Raises HostError."""
+        if not placement.place_first(self._engine.namespace, self._job, given_up):
+            return False
         facts = {
             "run_dir": str(self._run.path),
             "run_id": self._run_id,
@@ -57,6 +60,7 @@ class Session:
         actor = ray.remote(**CONTROLLER_OPTIONS)(ControllerActor)
         named = actor.options(name=CONTROLLER, lifetime="detached", scheduling_strategy=here)
         self._controller = named.remote(facts)
+        return True
 
     def wait(self, seconds: float) -> Ended | None:
         """The job's end, if it comes within so many seconds. Sees a controller through its restarts."""

@@ -33,9 +33,9 @@ def handlers() -> Any:
         signal.signal(number, handler)
 
 
-def live(monkeypatch: pytest.MonkeyPatch, outcome: Ended | Exception) -> None:
+def live(monkeypatch: pytest.MonkeyPatch, outcome: Ended | BaseException) -> None:
     def lived(*_: object) -> Ended:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -75,6 +75,13 @@ def test_what_the_host_can_t_do_is_one_line(
     assert job_process.main([str(run.path)]) == 3
     assert capsys.readouterr().err == "everstep: metrics.port: 9100 is taken\n"
     assert read_events(run.events)[-1]["reason"] == "metrics.port: 9100 is taken"
+
+
+def test_a_sigterm_while_ray_starts_is_a_stop(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    live(monkeypatch, SystemExit(signal.SIGTERM))
+    assert job_process.main([str(run.path)]) == 130
+    (event,) = read_events(run.events)
+    assert (event["kind"], event["state"], event["reason"]) == ("run_ended", "stopped", job_process.NOT_BEGUN)
 
 
 def test_a_bug_ends_the_run_as_failed(

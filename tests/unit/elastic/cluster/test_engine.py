@@ -1,12 +1,16 @@
 """The private directory of a local Ray; Ray itself is met in tests/cluster."""
 
 import os
+import signal
 import stat
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+import ray
 
-from dataloader.errors import EverstepError
+from dataloader.errors import EverstepError, HostError
 from elastic.cluster import engine
 from elastic.config import JobConfig, parse_job
 
@@ -86,3 +90,30 @@ def test_a_contact_names_the_token_s_file_and_not_the_token() -> None:
 def test_an_address_where_nothing_is_is_refused_at_once(address: str, says: str) -> None:
     with pytest.raises(EverstepError, match=says), engine.connected_ray(address, "x"):
         pass
+
+
+@pytest.mark.parametrize("error", [SystemExit(15), RuntimeError("no raylet")])
+def test_a_start_that_is_cut_short_leaves_nothing(
+    base: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Ray answers a SIGTERM with SystemExit, and doesn't know of what it was about to start."""
+    began: list[subprocess.Popen[bytes]] = []
+    before = subprocess.Popen(["sleep", "60"])
+
+    def init(**_: object) -> None:
+        began.append(subprocess.Popen(["sleep", "60"]))
+        raise error
+
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    try:
+        with pytest.raises(HostError if isinstance(error, Exception) else SystemExit), engine.local_ray("x", 1):
+            pass
+        assert not psutil.pid_exists(began[0].pid)
+        assert before.poll() is None
+        assert list(base.iterdir()) == []
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        before.kill()
+        before.wait()
