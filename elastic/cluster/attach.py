@@ -10,11 +10,12 @@ from typing import Any
 
 from dataloader.errors import HostError, UsageError
 from elastic.cluster.engine import connected_ray
-from elastic.faults import FaultKind, parse_fault
+from elastic.faults import parse_fault
 from elastic.record_lines import read_events
 from elastic.rundir import holder, open_run
 
 ANSWER_SECONDS = 30.0
+RETRY_SECONDS = 0.3
 
 
 def inject(run_dir: Path, faults: Sequence[str]) -> list[str]:
@@ -45,27 +46,41 @@ def _contact(run_dir: Path) -> Mapping[str, Any]:
 
 
 def _request(run_dir: Path, name: str, fault: str) -> list[str]:
+    """Asked once: what a controller may have done before it went must not be done twice."""
     import ray
 
+    controller = _controller(run_dir, name)
     asked = time.time()
+    try:
+        answer: list[str] = ray.get(controller.request.remote(fault), timeout=ANSWER_SECONDS)
+    except ray.exceptions.RayError:
+        return [_became_of(run_dir, fault, asked)]
+    return answer
+
+
+def _controller(run_dir: Path, name: str) -> Any:
+    """The job's controller, once it answers: it may be on its way back."""
+    import ray
+
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:
-            answer: list[str] = ray.get(ray.get_actor(name).request.remote(fault), timeout=ANSWER_SECONDS)
-            return answer
+            controller = ray.get_actor(name)
+            ray.get(controller.__ray_ready__.remote(), timeout=ANSWER_SECONDS)
+            return controller
         except (ray.exceptions.RayError, ValueError) as error:
-            if _injected(run_dir, fault, asked):
-                return [f"{fault}: injected"]
             if holder(open_run(run_dir)) is None:
                 raise UsageError(f"{run_dir}: the job has ended; nothing was injected") from None
             if time.monotonic() > deadline:
                 raise HostError(f"{run_dir}: the job's controller doesn't answer: {type(error).__name__}") from error
-        time.sleep(0.3)
+        time.sleep(RETRY_SECONDS)
 
 
-def _injected(run_dir: Path, fault: str, since: float) -> bool:
-    """A controller that was told to kill itself can't answer, but it wrote down what it was about to do."""
-    time.sleep(0.2)
-    events = read_events(open_run(run_dir).events)
-    done = any(e["kind"] == "fault_injected" and e.get("fault") == fault and e["time"] >= since for e in events)
-    return done and fault == str(FaultKind.KILL_CONTROLLER)
+def _became_of(run_dir: Path, fault: str, since: float) -> str:
+    """The controller didn't answer, kill-controller's never does; but it writes down what it is about to do."""
+    time.sleep(RETRY_SECONDS)
+    run = open_run(run_dir)
+    noted = [e.get("fault") for e in read_events(run.events) if e["kind"] == "fault_injected" and e["time"] >= since]
+    if fault in noted:
+        return f"{fault}: injected"
+    raise HostError(f"{fault}: the controller went away while asked and may have done it; look for it in {run.events}")
