@@ -152,7 +152,7 @@ class ControllerActor:
                 self._shell.refresh()
             if now >= check_at:
                 check_at = now + LOCK_CHECK_SECONDS
-                if holder(self._run) is None:
+                if self._is_orphaned():
                     self._leave()
 
     def _pump_wait(self, check_at: float) -> float:
@@ -160,6 +160,14 @@ class ControllerActor:
         if self._shell is not None and (due := self._shell.due()) is not None:
             waits.append(due)
         return max(0.0, min(waits))
+
+    def _is_orphaned(self) -> bool:
+        """Whether the job process is gone. Where the lock can't be read now, that is for the next look."""
+        try:
+            return holder(self._run) is None
+        except OSError as error:
+            log.error("%s: %s", self._run.lock, error)
+            return False
 
     def _agent_down(self, event: m.AgentDown | None) -> None:
         if event is not None and self._agents is not None and self._shell is not None:
