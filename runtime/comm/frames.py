@@ -25,7 +25,7 @@ from runtime.protocol import Ballot, Frame, FrameKind, to_plain
 MAGIC = b"EVSF"
 FORMAT = 1
 HEADER = struct.Struct("!4sBBHQQqiIQ")
-PAYLOAD_LIMIT_BYTES = 1 << 30
+PAYLOAD_LIMIT_BYTES = 16 << 30  # runtime/shards/payloads.py refuses a job that could need more
 META_LIMIT_BYTES = 4 << 20
 STAGING_BYTES = 1 << 16
 
