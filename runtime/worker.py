@@ -28,9 +28,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from dataloader.errors import ConfigError, DataError, EverstepError, HostError, RecipeError
 from dataloader.shards import TokenShards
 from dataloader.stream import SampleStream
-from runtime.checkpoint.reader import CheckpointReader, newest
+from runtime.checkpoint.catalogue import newest
+from runtime.checkpoint.reader import CheckpointReader
 from runtime.checkpoint.store import LocalStore
 from runtime.checkpoint.writer import write_initial
+from runtime.comm.frames import PAYLOAD_LIMIT_BYTES
 from runtime.comm.local import Channel, connect_local
 from runtime.comm.loop import Wake, dispatch
 from runtime.comm.tcp import TcpMesh
@@ -48,6 +50,7 @@ from runtime.saving import Saver
 from runtime.schedule import lr_ratio
 from runtime.shards.holding import optimizer_variant
 from runtime.shards.layout import UNIT, FlatLayout, flat_layout
+from runtime.shards.payloads import check_payloads
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
 from runtime.step_state import JobFacts
@@ -161,6 +164,7 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
     answer_first()
     Driver(transaction, arithmetic, mesh, agent, compute, saver).run()
     mesh.shut()
+    wake.close()
 
 
 def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
@@ -176,7 +180,8 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     groups = recipe.param_groups(model)
     layout = flat_layout(group_names(model, groups), train.shards)
     batch = {"tokens": torch.from_numpy(stream.tokens(0, train.micro_batch))}
-    check_recipe(recipe, model, batch, train.seed)
+    state_bytes = check_recipe(recipe, model, batch, train.seed)
+    check_payloads(layout, train.logical_ranks, state_bytes, PAYLOAD_LIMIT_BYTES)
     options = group_options(groups)
     micro_batches = MicroBatches(recipe, model, layout, stream, train)
     numerics = numerics_class(train, optimizer_variant(recipe.optimizer, options))
@@ -194,8 +199,9 @@ def with_vocabulary(model: Mapping[str, Any], shards: TokenShards) -> dict[str, 
 
 
 def shipped_buffers(checkpoints: Path) -> dict[str, torch.Tensor]:
+    """As the newest checkpoint names them; that one may be pruned meanwhile, their file stays."""
     manifest = newest(checkpoints)
-    return {} if manifest is None else CheckpointReader(checkpoints).load_buffers(manifest.version)
+    return {} if manifest is None else CheckpointReader(checkpoints).load_buffers(manifest)
 
 
 def job_facts(job: Mapping[str, Any], train: TrainConfig) -> JobFacts:

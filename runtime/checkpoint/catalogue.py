@@ -51,8 +51,13 @@ def complete(store: Store) -> list[Manifest]:
 
 def newest(place: Path | Store) -> Manifest | None:
     """The newest complete checkpoint, if there is any."""
-    found = complete(LocalStore(place) if isinstance(place, Path) else place)
-    return found[0] if found else None
+    store = LocalStore(place) if isinstance(place, Path) else place
+    while True:
+        keys = store.find()
+        found = complete(store)
+        # None of those that were listed may be there any more, since a newer one was written and they were pruned.
+        if found or store.find() == keys:
+            return found[0] if found else None
 
 
 def commit(store: Store, manifest: Manifest) -> None:

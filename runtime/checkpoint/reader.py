@@ -11,14 +11,12 @@ import torch
 import xxhash
 
 from dataloader.errors import DataError
-from runtime.checkpoint.catalogue import CURE, complete, newest, read_manifest
+from runtime.checkpoint.catalogue import CURE, read_manifest
 from runtime.checkpoint.format import decode, decode_state
 from runtime.checkpoint.manifest import FileEntry, Manifest, manifest_key
 from runtime.checkpoint.store import LocalStore, Store
 from runtime.shards.layout import FlatLayout
 from runtime.shards.state import HoldingState
-
-__all__ = ["CheckpointReader", "complete", "newest", "read_manifest"]
 
 
 class CheckpointReader:
@@ -62,9 +60,9 @@ class CheckpointReader:
             raise DataError(f"{where}: its state has another digest than the manifest says; {CURE}")
         return state
 
-    def load_buffers(self, version: int) -> dict[str, torch.Tensor]:
-        """The model's buffers by name; empty if it has none."""
-        entry = self.manifest(version).buffers
+    def load_buffers(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """The model's buffers by name; empty if it has none. The checkpoint itself may be gone by now."""
+        entry = manifest.buffers
         if entry is None:
             return {}
         return decode(self._verified(entry), self.store.where(entry.file))[0]

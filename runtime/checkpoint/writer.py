@@ -18,8 +18,6 @@ from runtime.checkpoint.store import Store
 from runtime.shards.layout import FlatLayout
 from runtime.shards.state import HoldingState, PieceState
 
-__all__ = ["commit", "initial_states", "write_buffers", "write_initial", "write_shard"]
-
 
 def write_shard(store: Store, shard: int, state: HoldingState) -> ShardEntry:
     """Write one shard's file; its entry for the manifest. HostError if the store fails."""

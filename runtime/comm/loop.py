@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -30,18 +31,23 @@ class Wake:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
+        self._closing = threading.Lock()
+        self._closed = False
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         selector.register(self._fd, selectors.EVENT_READ, self._ready)
 
     def set(self) -> None:
-        """From any thread. Many calls before the control thread wakes count as one."""
-        with contextlib.suppress(BlockingIOError):  # the counter is full: it is set all the more
-            os.eventfd_write(self._fd, 1)
+        """From any thread, also after `close`. Many calls before the control thread wakes count as one."""
+        with self._closing, contextlib.suppress(BlockingIOError):  # the counter is full: it is set all the more
+            if not self._closed:  # by then the number may be another file's
+                os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
-        """After the last `set`: a later one would write to a file descriptor that is someone else's."""
-        self._selector.unregister(self._fd)
-        os.close(self._fd)
+        """On the control thread; a later `set` does nothing."""
+        with self._closing:
+            self._closed = True
+            self._selector.unregister(self._fd)
+            os.close(self._fd)
 
     def _ready(self, mask: int) -> None:
         with contextlib.suppress(BlockingIOError):

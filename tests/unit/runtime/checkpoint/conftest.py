@@ -7,9 +7,10 @@ import shutil
 import pytest
 import torch
 
-from runtime.checkpoint.reader import CheckpointReader, newest
+from runtime.checkpoint.catalogue import commit, newest
+from runtime.checkpoint.reader import CheckpointReader
 from runtime.checkpoint.store import LocalStore
-from runtime.checkpoint.writer import commit, write_initial, write_shard
+from runtime.checkpoint.writer import write_initial, write_shard
 from runtime.guard import Verdict
 from runtime.shards.holding import optimizer_variant
 from runtime.shards.layout import flat_layout

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from dataloader.errors import DataError, HostError, InternalError
+from runtime.checkpoint.catalogue import commit, complete, newest
 from runtime.checkpoint.manifest import Manifest, manifest_key
-from runtime.checkpoint.reader import CheckpointReader, complete, newest
+from runtime.checkpoint.reader import CheckpointReader
 from runtime.checkpoint.retention import prune
 from runtime.checkpoint.store import LocalStore
-from runtime.checkpoint.writer import commit, write_shard
+from runtime.checkpoint.writer import write_shard
 from runtime.shards.layout import flat_layout
 from runtime.shards.state import unpack
 
@@ -23,6 +24,11 @@ def versions(job):
 
 def shard_file(job, version, shard):
     return job.root / CheckpointReader(job.root).manifest(version).shards[shard].file
+
+
+def buffers(job, version):
+    reader = CheckpointReader(job.root)
+    return reader.load_buffers(reader.manifest(version))
 
 
 def flip(path, at):
@@ -53,15 +59,14 @@ def test_the_manifest_says_what_there_is(trained):
     made = trained.arithmetic(4)
     assert {entry.shard: bytes.fromhex(entry.digest) for entry in manifest.shards} == trained.digests(made)
     for version in (0, 4):  # shipped once, named by all
-        assert torch.equal(CheckpointReader(trained.root).load_buffers(version)["rope"], torch.ones(2, 3))
+        assert torch.equal(buffers(trained, version)["rope"], torch.ones(2, 3))
     assert len(list(trained.root.glob("buffers.*"))) == 1
     assert Manifest.model_validate_json(manifest.encode()) == manifest
 
 
 def test_a_model_without_buffers_has_none(trained):
     reader = CheckpointReader(trained.root)
-    reader._manifests[4] = reader.manifest(4).model_copy(update={"buffers": None})
-    assert reader.load_buffers(4) == {}
+    assert reader.load_buffers(reader.manifest(4).model_copy(update={"buffers": None})) == {}
 
 
 def test_saving_again_is_harmless_and_other_bits_are_not(trained):
@@ -131,7 +136,7 @@ def test_a_flipped_bit_is_found_on_loading(trained, at):
         trained.arithmetic(4, (0,))
     flip(next(trained.root.glob("buffers.*")), -1)
     with pytest.raises(DataError, match="damaged"):
-        CheckpointReader(trained.root).load_buffers(4)
+        buffers(trained, 4)
 
 
 def rewrite(job, version, change):
@@ -264,8 +269,37 @@ def test_the_newest_stay(trained):
     assert prune(trained.store, 2) == []
     assert prune(trained.store, 0) == [2]
     assert versions(trained) == [4]
-    assert torch.equal(CheckpointReader(trained.root).load_buffers(4)["rope"], torch.ones(2, 3))
+    assert torch.equal(buffers(trained, 4)["rope"], torch.ones(2, 3))
     assert sorted(path.name for path in trained.root.iterdir() if path.is_dir()) == ["v00000004"]
+
+
+class Overtaken(LocalStore):
+    """Right after its n-th listing, a newer checkpoint is written and all others are pruned."""
+
+    def __init__(self, job, listing):
+        super().__init__(job.root)
+        self.job, self.listings = job, listing
+
+    def find(self):
+        keys = super().find()
+        self.listings -= 1
+        if self.listings == 0:
+            last = newest(self.job.root).version
+            self.job.save(self.job.train(self.job.arithmetic(last), last, 2), last + 2)
+            prune(self.job.store, 1)
+        return keys
+
+
+def test_a_newest_one_is_found_while_the_older_ones_are_pruned(trained):
+    assert newest(Overtaken(trained, listing=1)).version == 6
+    assert newest(Overtaken(trained, listing=2)).version == 8
+
+
+def test_buffers_can_be_loaded_when_their_checkpoint_is_pruned(trained):
+    manifest = newest(trained.root)
+    trained.save(trained.train(trained.arithmetic(4), 4, 2), 6)
+    assert prune(trained.store, 1) == [0, 2, 4]
+    assert torch.equal(CheckpointReader(trained.root).load_buffers(manifest)["rope"], torch.ones(2, 3))
 
 
 def test_nothing_is_thrown_away_before_something_is_whole(tmp_path):

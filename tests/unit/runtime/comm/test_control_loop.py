@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import threading
 import time
+
+import pytest
 
 from runtime.comm.loop import Wake, dispatch
 
@@ -25,6 +28,19 @@ def test_another_thread_ends_the_wait():
         assert time.monotonic() - began >= 0.04
         wake.close()
         assert not selector.get_map()
+
+
+def test_a_wake_after_the_close_touches_nobody_s_file():
+    with selectors.DefaultSelector() as selector:
+        wake = Wake(selector)
+        number = wake._fd
+        wake.close()
+        other = os.eventfd(0, os.EFD_NONBLOCK)
+        assert other == number  # the lowest free one, so it is the closed one's
+        wake.set()
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(other)
+        os.close(other)
 
 
 def test_whoever_is_ready_is_called_with_its_mask():
