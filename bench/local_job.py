@@ -133,12 +133,10 @@ class LocalJob:
                     {
                         "kind": "setup",
                         "worker": worker,
-                        "node": self._processes[worker].slot,
                         "job": self._plain,
                         "run_dir": str(self.run),
                         "secret": self._secret,
                         "host": "127.0.0.1",
-                        "parent": os.getpid(),
                     }
                 )
 

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dataloader.errors import HostError
+from dataloader.errors import EverstepError, HostError
 from elastic import messages as m
 from elastic.crew import Crew
 from elastic.metrics import AgentMetrics, MetricsServer
 from elastic.processes import WORKER_COMMAND, Forker
-from elastic.wire import KEPT_KINDS, PATIENT_KINDS, Plain, action_from_plain
+from elastic.wire import KEPT_KINDS, PATIENT_KINDS, Plain, action_from_plain, event_to_plain
 from runtime.comm.local import LocalServer, private_directory
 from runtime.comm.loop import Wake, dispatch
 from runtime.protocol import WorkerId
@@ -89,16 +89,19 @@ class Agent:
         self.facts = facts
         self.instance = os.urandom(8).hex()
         self.metrics = AgentMetrics()
-        self.node = -1
         self._controller = controller
         self._commands: deque[Callable[[], None]] = deque()
         self._outgoing = _Outgoing()
         self._kill_at: float | None = None  # monotonic; set once it is closing
+        self._failed = False
         self._closed = threading.Event()
+        self._deaf = False  # its own waking is over
+        self._waking = threading.Lock()
         self._stack = ExitStack()
         with self._stack:  # undone here if any of it fails
             self._selector = self._stack.enter_context(selectors.DefaultSelector())
             self._wake = Wake(self._selector)
+            self._stack.callback(self._wake.close)
             self._served = _serve(self.metrics, facts)
             self._stack.callback(self._served.shut)
             directory = self._stack.enter_context(private_directory())
@@ -138,9 +141,10 @@ class Agent:
         return self._closed.wait(grace_seconds + 5.0)
 
     def _command(self, command: Callable[[], None]) -> None:
-        if not self._closed.is_set():
-            self._commands.append(command)
-            self._wake.set()
+        with self._waking:
+            if not self._deaf:
+                self._commands.append(command)
+                self._wake.set()
 
     # --- the control thread -----------------------------------------------------------------------------------------
 
@@ -148,17 +152,29 @@ class Agent:
         try:
             while self._kill_at is None or self._crew:
                 dispatch(self._selector, self._wait_seconds())
-                while self._commands:
-                    self._commands.popleft()()
-                self._crew.turn()
+                try:
+                    while self._commands:
+                        self._commands.popleft()()
+                    self._crew.turn()
+                except EverstepError as error:
+                    self._fail(error)
                 self._insist()
                 self._send_if_due()
             self._forker.end()
+            with self._waking:
+                self._deaf = True
             self._stack.close()
             self._closed.set()
         except Exception:  # the process's edge: Ray brings the agent back, and its workers die with this one
             log.exception("the agent of slot %s failed", self.facts.slot)
             os._exit(BROKEN_EXIT_CODE)
+
+    def _fail(self, error: EverstepError) -> None:
+        """An agent that Ray brings back would meet the same, so this ends the job, with one line."""
+        log.exception("the agent of slot %s failed", self.facts.slot)
+        if not self._failed:
+            self._failed = True
+            self._say(event_to_plain(m.WorkerFailed(-1, f"the agent of slot {self.facts.slot}: {error}", True)))
 
     def _wait_seconds(self) -> float:
         due = min(self._outgoing.due, float("inf") if self._kill_at is None else self._kill_at)
@@ -206,7 +222,6 @@ class Agent:
                 continue
             match action_from_plain(plain):
                 case m.WelcomeAgent(_, node):
-                    self.node = node
                     self.metrics.welcome(node)
                 case m.StartWorker(_, worker):
                     if self._kill_at is None:
@@ -220,12 +235,10 @@ class Agent:
         return {
             "kind": "setup",
             "worker": worker,
-            "node": self.node,
             "job": dict(self.facts.job),
             "run_dir": str(self.facts.run_dir),
             "secret": self.facts.secret,
             "host": self.facts.host,
-            "parent": os.getpid(),
         }
 
     # --- the end --------------------------------------------------------------------------------------------------

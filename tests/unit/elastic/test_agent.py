@@ -297,10 +297,29 @@ def test_a_taken_port_is_named_and_nothing_is_left(house: House, monkeypatch: py
     threads, descriptors = threading.active_count(), psutil.Process().num_fds()
     with pytest.raises(HostError, match=rf"^metrics\.port: {port} is taken on this machine"):
         house.open("up", port=port)
-    assert (threading.active_count(), psutil.Process().num_fds()) == (threads, descriptors + 1)  # its wake-up call
+    assert (threading.active_count(), psutil.Process().num_fds()) == (threads, descriptors)
     other, heard = house.open("up", port=port, strict=False)
     other.introduce()
     assert not heard.introductions.get(timeout=SOON_SECONDS)[1]["metrics"].endswith(f":{port}")
+
+
+def test_what_nobody_can_mend_ends_the_job_with_one_line(house: House) -> None:
+    agent, listener = house.open("up")
+    agent.facts.job["train"]["seed"] = 1 << 64  # type: ignore[index]  # more than a message can carry
+    agent.deliver(start(3))
+    failed = listener.until("WorkerFailed")
+    assert failed["message"].startswith("the agent of slot 1: a message must hold plain values only")
+    assert (failed["worker"], failed["theirs"]) == (-1, True)
+    assert agent.close(1.0)
+    assert house.workers() == []
+
+
+def test_nothing_is_left_of_one_that_was_closed(house: House) -> None:
+    descriptors = psutil.Process().num_fds()
+    agent, _listener = house.open("up")
+    assert agent.close(1.0)
+    agent.introduce()  # somebody hasn't heard
+    assert psutil.Process().num_fds() == descriptors
 
 
 def test_only_what_nobody_says_again_is_reported_again(house: House) -> None:
