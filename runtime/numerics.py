@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import struct
-from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from runtime.model.decoder import ATTENTION_ON_CPU
 from runtime.operations import operation_digests
 from runtime.shards.layout import FlatLayout, Slot, views
 
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 BUILT_IN_OPTIMIZER = "torch.optim.adamw.AdamW fused=True"
 _GIB = 2**30
 _STEP = 2654435761  # odd, near 2**32 divided by the golden ratio: multiples of it spread evenly
@@ -60,6 +62,8 @@ def environment(train: TrainConfig) -> dict[str, str]:
 
 def pin(train: TrainConfig) -> None:
     """Make the settings that code can make. Call it on the thread that computes, before any operation."""
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # its generators can't be set before
     torch.set_num_threads(train.threads_per_worker)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -87,19 +91,9 @@ def numerics_class(train: TrainConfig, optimizer: str = BUILT_IN_OPTIMIZER) -> d
         "compile mode": "eager",
         "attention": ATTENTION_ON_CPU.name.lower(),
         "optimizer": optimizer,
+        **_cuda_facts(),
     }
     return facts | {f"operation: {name}": digest for name, digest in operation_digests().items()}
-
-
-def class_differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """What differs between two classes, in words; empty if they agree."""
-    differing = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
-    operations = [name.removeprefix("operation: ") for name in differing if name.startswith("operation: ")]
-    facts = [name for name in differing if not name.startswith("operation: ")]
-    words = [f"{name} is {mine.get(name, 'unknown')} here and {theirs.get(name, 'unknown')} there" for name in facts]
-    if operations:
-        words.append(f"other bits from {', '.join(operations)}")
-    return words
 
 
 def probe(micro_batches: MicroBatches, layout: FlatLayout) -> str:
@@ -146,6 +140,26 @@ def _spread(slot: Slot) -> float:
         return 2.0**-19
     columns = max(1, slot.numel // max(1, slot.shape[0]))
     return math.ldexp(1.0, -15 - columns.bit_length() // 2)
+
+
+def _cuda_facts() -> dict[str, str]:
+    """Empty where there is no CUDA. A recipe may compute there."""
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "GPU": ", ".join(sorted({torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())})),
+        "GPU driver": _driver(),
+        "CUDA": torch.version.cuda or "unknown",
+        "cuDNN": str(torch.backends.cudnn.version() or "none"),  # type: ignore[no-untyped-call]
+    }
+
+
+def _driver() -> str:
+    try:
+        found = re.search(r"\s(\d+\.\d+(\.\d+)*)\s", DRIVER_VERSION.read_text())
+    except OSError:
+        return "unknown"
+    return found[1] if found else "unknown"
 
 
 def _libc() -> str:

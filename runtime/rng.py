@@ -20,7 +20,7 @@ def stream_seed(seed: int, step: int, micro_batch: int, stream: str) -> int:
 
 
 def set_streams(seed: int, step: int, micro_batch: int) -> None:
-    """Set the global generators of torch (CPU, and CUDA once in use), numpy and ``random``."""
+    """Set the global generators of torch (CPU, and CUDA where ``pin`` found it), numpy and ``random``."""
     _set(seed, step, micro_batch, prefix="")
 
 
