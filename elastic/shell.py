@@ -9,6 +9,7 @@ their own and come back as an event. An error that nobody can mend ends the job 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -20,6 +21,8 @@ from typing import Any, Protocol
 
 from dataloader.errors import EverstepError, InternalError
 from elastic import messages as m
+from elastic.ballots import Ballots
+from elastic.chronicle import Chronicle
 from elastic.config import JobConfig
 from elastic.controller_state import ControllerFacts
 from elastic.durable import write_state
@@ -41,6 +44,10 @@ log = logging.getLogger("everstep.controller")
 
 class Core(Protocol):
     """The pure controller (elastic/controller.py)."""
+
+    position: int
+    chronicle: Chronicle
+    ballots: Ballots
 
     def start(self, now: float) -> list[Action]: ...
     def handle(self, event: Event, now: float) -> list[Action]: ...
@@ -173,7 +180,8 @@ class Shell:
                 self._waiting_manifests.append(action)
                 self._write_ripe_manifests()
             case m.PruneCheckpoints():
-                self._writer.submit(self._prune)
+                prune_old = functools.partial(prune, self._store, self.job.checkpoint.keep)
+                self._writer.submit(self._write, "pruning checkpoints", prune_old)  # never between data and manifest
             case m.StartAgent(slot):
                 self._reach.start_agent(slot)
             case m.KillAgent(slot, again):
@@ -189,8 +197,8 @@ class Shell:
                 raise InternalError(f"an action that the shell doesn't know: {action!r}")
 
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
-        status = self.core.status()
-        place = {"step": status["step"], "generation": status["generation"]}
+        step = min(self.core.position, self.core.chronicle.ledger_next)  # as in the status
+        place = {"step": step, "generation": self.core.ballots.number}
         self.tally.add(kind, fields)
         self._events.append(kind, **{"time": time.time(), **place, **fields})
 
@@ -204,34 +212,27 @@ class Shell:
         ripe = [w for w in self._waiting_manifests if w.version <= self._ledger.next_step]
         self._waiting_manifests = [w for w in self._waiting_manifests if w.version > self._ledger.next_step]
         for wanted in ripe:
-            self._writer.submit(self._write_manifest, wanted)
+            publish = functools.partial(self._write_manifest, wanted)
+            self._writer.submit(self._write, f"checkpoint of version {wanted.version}", publish)
 
     def _write_manifest(self, wanted: m.WriteManifest) -> None:
-        """On the writer's thread."""
-        try:
-            self._ledger.sync()
-            before = self._manifest = self._manifest or newest(self._store)
-            if before is None:
-                raise InternalError(f"{self.run.checkpoints}: no checkpoint of version 0 to take the layout from")
-            entries = tuple(ShardEntry(**entry) for _, entry in sorted(wanted.shards.items()))
-            commit(self._store, before.model_copy(update={"version": wanted.version, "shards": entries}))
-        except EverstepError as error:
-            self.fail(str(error))
-        except Exception as error:  # a thread's edge
-            log.exception("manifest of version %s", wanted.version)
-            self.fail(f"checkpoint of version {wanted.version}: {type(error).__name__}: {error}")
-        else:
-            self.handle(m.CheckpointWritten(wanted.version))
+        self._ledger.sync()
+        before = self._manifest = self._manifest or newest(self._store)
+        if before is None:
+            raise InternalError(f"{self.run.checkpoints}: no checkpoint of version 0 to take the layout from")
+        entries = tuple(ShardEntry(**entry) for _, entry in sorted(wanted.shards.items()))
+        commit(self._store, before.model_copy(update={"version": wanted.version, "shards": entries}))
+        self.handle(m.CheckpointWritten(wanted.version))
 
-    def _prune(self) -> None:
-        """On the writer's thread, so never between a manifest's data and its rename."""
+    def _write(self, what: str, work: Callable[[], object]) -> None:
+        """On the writer's thread: what goes wrong there ends the job too."""
         try:
-            prune(self._store, self.job.checkpoint.keep)
+            work()
         except EverstepError as error:
             self.fail(str(error))
         except Exception as error:  # a thread's edge
-            log.exception("pruning checkpoints")
-            self.fail(f"pruning checkpoints: {type(error).__name__}: {error}")
+            log.exception("%s", what)
+            self.fail(f"{what}: {type(error).__name__}: {error}")
 
     # --- what people see ------------------------------------------------------------------------------------------
 
