@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.everstep
-TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+TORCH := $(shell grep '^torch==' constraints.txt)
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PIP := $(BIN)/python -m pip --disable-pip-version-check

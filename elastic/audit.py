@@ -38,7 +38,6 @@ class Check:
     """One thing that was looked at, and the first place where it doesn't hold."""
 
     name: str
-    looked_at: int  # records
     finding: str | None = None
 
     @property
@@ -62,8 +61,8 @@ def _check(name: str, records: Sequence[StepRecord], rule: Callable[[int, StepRe
     for place, record in enumerate(records):
         finding = rule(place, record)
         if finding is not None:
-            return Check(name, place + 1, f"step {record.step}: {finding}")
-    return Check(name, len(records))
+            return Check(name, f"step {record.step}: {finding}")
+    return Check(name)
 
 
 def _order(place: int, record: StepRecord) -> str | None:
@@ -104,10 +103,10 @@ def _data(record: StepRecord, data_digest: DataDigest) -> str | None:
 def _length(found: int, expected: Expected) -> Check:
     name = f"{found} of {expected.steps} steps"
     if found > expected.steps:
-        return Check(name, found, f"the ledger has {found} steps, and the job only {expected.steps}")
+        return Check(name, f"the ledger has {found} steps, and the job only {expected.steps}")
     if expected.done and found < expected.steps:
-        return Check(name, found, f"the run says that it is done, and step {found} is missing")
-    return Check(name, found)
+        return Check(name, f"the run says that it is done, and step {found} is missing")
+    return Check(name)
 
 
 # --- two runs ------------------------------------------------------------------------------------------------

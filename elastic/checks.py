@@ -15,7 +15,7 @@ from dataloader.shards import TokenShards
 from dataloader.stream import SampleStream, step_digest
 from elastic.audit import Check, Difference, Expected, audit, diff
 from elastic.config import JobConfig, stored_job
-from elastic.records import read_ledger
+from elastic.record_lines import read_ledger
 from elastic.rundir import RunDirectory
 from elastic.watch import last_end
 from runtime.protocol import StepRecord
@@ -28,7 +28,7 @@ def audit_run(run: RunDirectory) -> bool:
     try:
         records = read_ledger(run.ledger)
     except DataError as error:
-        _print_check(Check("the ledger can be read", 0, str(error)))
+        _print_check(Check("the ledger can be read", str(error)))
         return False
     if not records:
         raise UsageError(f"{run.path}: no step was decided here yet; there is nothing to audit")

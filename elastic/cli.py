@@ -22,7 +22,6 @@ from typing import NoReturn, TypeAlias
 from dataloader.errors import EverstepError, UsageError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
-DETACHED = 0
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

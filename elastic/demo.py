@@ -15,7 +15,7 @@ from dataloader.errors import UsageError
 from elastic.audit import Comparison, diff
 from elastic.config import JobConfig, load_job
 from elastic.launch import run_job
-from elastic.records import read_events, read_ledger
+from elastic.record_lines import read_events, read_ledger
 from elastic.rundir import RunDirectory, remove_run
 from elastic.watch import complain
 from runtime.protocol import StepRecord

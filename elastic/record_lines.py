@@ -155,16 +155,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 class Tail:
-    """What has been appended to a file since the last look; for viewers, who must never fail on a half-written line.
+    """What has been appended to a file since the last look; for viewers, who must never fail on a half-written line."""
 
-    `from_end` skips what is there already.
-    """
-
-    def __init__(self, path: Path, from_end: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        if from_end:
-            self.read()
 
     def read(self) -> list[dict[str, Any]]:
         try:

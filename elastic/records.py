@@ -26,20 +26,14 @@ from typing import Any, Self
 from dataloader.errors import DataError, HostError, InternalError
 from elastic.record_lines import (
     EVENT_KINDS,
-    Event,
-    Tail,
     decode,
     differing_field,
     encode,
-    read_events,
-    read_ledger,
     record_from_json,
     record_to_json,
     whole_lines,
 )
 from runtime.protocol import StepRecord
-
-__all__ = ["EVENT_KINDS", "Event", "EventLog", "Ledger", "Tail", "read_events", "read_ledger"]
 
 # Events that something later relies on, also after a power cut.
 DURABLE_KINDS = frozenset({"fault_injected", "checkpoint", "run_ended"})

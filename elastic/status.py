@@ -12,8 +12,6 @@ from elastic.rundir import RunDirectory, holder
 from elastic.view import member_table
 from elastic.watch import last_end, outcome_of, read_status
 
-KEYS = ("state", "step", "steps", "generation", "members")
-
 
 def read(run: RunDirectory) -> dict[str, Any]:
     """`state, step, steps, generation, members`, and for a run that has ended `reason` if there is one.

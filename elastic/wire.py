@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from dataloader.errors import PeerError
 from elastic import messages as m
-from elastic.messages import Action, Event
+from elastic.messages import Event
 from runtime.protocol import Ballot, record_from_plain, report_from_plain, to_plain
 
 Plain: TypeAlias = dict[str, Any]
@@ -45,11 +45,11 @@ KEPT_KINDS = frozenset({"WorkerUp", "WorkerLinked", "WorkerExited", "WorkerFaile
 # Events that bear waiting for company: no decision that somebody stands still for hangs on them.
 PATIENT_KINDS = frozenset({"Progress", "StepsDecided", "ShardFilled", "Recomputed", "WorkerLinked"})
 
+# The others (AgentDown, FaultRequested, Tick) are made where the controller is.
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         m.AgentUp,
-        m.AgentDown,
         m.WorkerUp,
         m.WorkerLinked,
         m.WorkerExited,
@@ -65,10 +65,8 @@ _EVENTS: dict[str, type[Any]] = {
         m.ShardSaved,
         m.WeightsWritten,
         m.WaitingAtGate,
-        m.FaultRequested,
         m.Killed,
         m.CheckpointWritten,
-        m.Tick,
     )
 }
 _AGENT_ACTIONS: dict[str, type[Any]] = {
@@ -119,10 +117,6 @@ def action_to_plain(action: AgentAction) -> Plain:
 def action_from_plain(value: Mapping[str, Any]) -> AgentAction:
     """Raises PeerError if it is no action of an agent's."""
     return _build(_AGENT_ACTIONS, value, "action")  # type: ignore[no-any-return]
-
-
-def is_for_agent(action: Action) -> bool:
-    return type(action).__name__ in _AGENT_ACTIONS
 
 
 def from_worker(worker: int, message: Mapping[str, Any]) -> Plain:

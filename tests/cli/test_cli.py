@@ -13,7 +13,7 @@ import pytest
 from cli_terminal import COMMAND, Terminal
 
 from elastic import cli
-from elastic.records import read_events, read_ledger
+from elastic.record_lines import read_events, read_ledger
 
 
 def test_a_run_from_beginning_to_end(terminal: Terminal) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.config import load_job
-from elastic.records import read_events, read_ledger
+from elastic.record_lines import read_events, read_ledger
 from elastic.rundir import RunDirectory, claim
 
 MARK = "EVERSTEP_TEST_SITE"  # in the environment of all that a site starts

@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from elastic import messages as m
 from elastic.config import JobConfig, parse_job
 from elastic.durable import read_state
 from elastic.messages import Action, Event
-from elastic.records import read_events
+from elastic.record_lines import read_events
 from elastic.rundir import RunDirectory
 from elastic.shell import Shell, controller_facts
 from runtime.checkpoint.catalogue import commit, newest, read_manifest
@@ -38,6 +39,9 @@ class Script:
         self.heard: list[Event] = []
         self.begun: tuple[int, int | None] = (-1, None)
         self.digest: Callable[[int], str | None] = lambda step: None
+        self.position = 0
+        self.chronicle = SimpleNamespace(ledger_next=0)
+        self.ballots = SimpleNamespace(number=3)
 
     def start(self, now: float) -> list[Action]:
         return self.answers.pop(0) if self.answers else []
@@ -165,10 +169,11 @@ def test_an_event_record_has_its_place_unless_it_says_one(stage: Stage) -> None:
     shell = stage.open(
         [m.AppendEvent("plan", {"step": 9, "generation": 8}), m.AppendEvent("recovery", {"pause_ms": 5})]
     )
+    stage.core.position, stage.core.chronicle.ledger_next = 5, 4  # one step is decided and not written yet
     shell.start()
     plan, recovery = read_events(stage.run.events)
     assert (plan["step"], plan["generation"]) == (9, 8)
-    assert (recovery["step"], recovery["generation"]) == (0, 3)
+    assert (recovery["step"], recovery["generation"]) == (4, 3)
     assert abs(recovery["time"] - time.time()) < 10
 
 
