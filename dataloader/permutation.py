@@ -10,7 +10,7 @@ Each step can be undone whatever `noise` is, so the whole is a bijection of the 
 until it falls below n (walking along its cycle, which must come back), and that makes a bijection of [0, n).
 
 Only unsigned 64-bit integer arithmetic is used, which is the same on every host. The order is a format: a change
-to anything here changes what every job reads, so it must come with another value of VERSION.
+to anything here changes what every job reads, also one that is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
 LARGEST = 2**48  # a and b fit in 24 bits: `mod` on 64-bit noise is then even to one part in 2^40
 ROUNDS = 12  # with 8, the orders of half a dozen numbers were measurably uneven; each round has a 64-bit key
 

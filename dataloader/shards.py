@@ -49,7 +49,7 @@ class TokenShards:
             raise DataError(f"{directory / INDEX_NAME}: no split {split!r}, only: {known}; prepare the dataset again")
         files = index.splits[split].files
         self.directory, self.split = directory, split
-        self.dtype, self.vocab_size, self.end_of_text = index.dtype, index.vocab_size, index.end_of_text
+        self.dtype, self.vocab_size = index.dtype, index.vocab_size
         self.tokens = index.splits[split].tokens
         self.paths = tuple(directory / file.name for file in files)
         self.counts = tuple(file.tokens for file in files)
@@ -89,11 +89,6 @@ class TokenShards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def open_maps(self) -> int:
-        """How many files are mapped now."""
-        return len(self._maps)
 
     def _bytes(self, file: int) -> int:
         return self.counts[file] * self._numpy_dtype.itemsize

@@ -17,7 +17,6 @@ the digests put end to end. Both levels are always folded, also over a single di
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from itertools import accumulate
 
 import numpy as np
@@ -25,7 +24,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataloader.errors import DataError
-from dataloader.permutation import VERSION as PERMUTATION_VERSION
 from dataloader.permutation import Permutation
 from dataloader.shards import TokenShards
 
@@ -38,7 +36,6 @@ class SampleStream:
 
     seq_len            tokens that a sample predicts; a sample has one more
     samples_per_epoch  number of windows
-    fingerprint        names the whole sequence: streams with equal ones give equal samples
 
     Raises DataError where no file of the split has a whole window. Belongs to one thread, as its shards do.
     """
@@ -56,7 +53,6 @@ class SampleStream:
                 f"{max(shards.counts, default=0)} in one file, and a sample of data.seq_len {seq_len} needs "
                 f"{seq_len + 1} in one file; give more data or a smaller data.seq_len"
             )
-        self.fingerprint = self._fingerprint()
         self._permutation: tuple[int, Permutation] | None = None  # of one epoch
         self._block: tuple[int, int, NDArray[np.int64]] | None = None  # (epoch, number, windows)
 
@@ -83,12 +79,6 @@ class SampleStream:
             places = np.arange(number * _BLOCK, min((number + 1) * _BLOCK, self.samples_per_epoch), dtype=np.int64)
             self._block = epoch, number, self._permutation[1].at(places)
         return int(self._block[2][within])
-
-    def _fingerprint(self) -> str:
-        """Over the checksums that `dataset.json` gives, so no token is read. Directory and file names don't count."""
-        parts = [f"order {PERMUTATION_VERSION}", f"seq_len {self.seq_len}", f"seed {self.seed}", self.shards.dtype]
-        parts += [f"{n} {checksum}" for n, checksum in zip(self.shards.counts, self.shards.checksums, strict=True)]
-        return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def data_digest(tokens: NDArray[np.int64]) -> bytes:

@@ -62,7 +62,7 @@ def test_one_place_alone_and_a_batch_of_any_shape_agree():
 
 
 def test_the_order_is_a_format():
-    """Jobs that were begun must go on in the same order: changing these numbers needs another VERSION."""
+    """Jobs that were begun must go on in the same order."""
     assert Permutation(10, b"a").at(np.arange(10)).tolist() == GOLDEN_TEN
     assert Permutation(2**40 + 1, b"7/0").at(np.array([0, 1, 2**40])).tolist() == GOLDEN_LARGE
 

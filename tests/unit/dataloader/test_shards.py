@@ -106,12 +106,12 @@ def test_maps_are_lazy_bounded_and_closed(make_dataset):
     directory = make_dataset([[number] * 9 for number in range(1, 201)], tokens_per_file=10)
     descriptors = len(os.listdir("/proc/self/fd"))
     with TokenShards(directory, "train", open_files=8) as shards:
-        assert (len(shards.counts), shards.open_maps, mapped_files(directory)) == (200, 0, 0)
+        assert (len(shards.counts), mapped_files(directory)) == (200, 0)
         for number in [*range(200), *range(199, -1, -1)]:
             assert shards.read(number, 8, 2).tolist() == [number + 1, 0]
-            assert mapped_files(directory) == shards.open_maps <= 8
+            assert 1 <= mapped_files(directory) <= 8
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 8
-    assert (shards.open_maps, mapped_files(directory), len(os.listdir("/proc/self/fd"))) == (0, 0, descriptors)
+    assert (mapped_files(directory), len(os.listdir("/proc/self/fd"))) == (0, descriptors)
 
 
 def test_what_is_read_is_a_copy_that_outlives_the_map(make_dataset):

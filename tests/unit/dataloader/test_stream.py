@@ -141,20 +141,6 @@ def test_files_without_a_window_are_passed_over(make_dataset):
     assert sorted(stream.tokens(0, 2).tolist()) == [[1, 2, 3, 4, 0], [5, 6, 7, 8, 0]]
 
 
-# Fingerprint
-
-
-def test_the_fingerprint_is_that_of_the_content(make_dataset):
-    def fingerprint(documents, seq_len=8, seed=3) -> str:
-        return SampleStream(TokenShards(make_dataset(documents), "train"), seq_len, seed).fingerprint
-
-    base = fingerprint(DOCUMENTS)
-    assert fingerprint(DOCUMENTS) == base  # in another directory
-    changed = [*DOCUMENTS[:-1], [*DOCUMENTS[-1][:-1], 1]]
-    others = [fingerprint(DOCUMENTS, seq_len=9), fingerprint(DOCUMENTS, seed=4), fingerprint(changed)]
-    assert len({base, *others}) == 4
-
-
 # Digests
 
 
