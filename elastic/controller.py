@@ -77,9 +77,7 @@ class Controller(Workforce):
             case m.WorkerExited(worker, reason, time):
                 self.worker_gone(worker, reason, time, "exit")
             case m.WorkerFailed(worker, message, theirs):
-                self.failure = f"worker {worker}: {message}"
-                if theirs:
-                    self.end("failed", message)
+                self.worker_failed(worker, message, theirs)
             case m.LinkLost(worker, peer, time):
                 self.link_lost(worker, peer, time)
             case m.Killed(worker, time, slot):
@@ -138,6 +136,7 @@ class Controller(Workforce):
             times.append(self.started + RETURN_PATIENCE_SECONDS)
         if not self.ballots.members:
             times.append(self.started + START_PATIENCE_SECONDS)
+        times.append(self.start_after)
         if self.join_at is not None:
             times.append(self.join_at)
         if (asking := self.ballots.asking) is not None:
@@ -226,7 +225,9 @@ class Controller(Workforce):
         self.unseen.clear()
         before, plan = self.ballots.members, make_plan(order, reports)
         self.ballots.adopt(plan, self.now)
-        self.position = min(self.position, plan.version) if plan.checkpoint is not None else self.position
+        self.position = plan.version
+        if plan.checkpoint is not None:
+            self.schedule.rewind()
         self.cause = ""
         self.costs.planned(plan, reports, self.lost_micro_batches(plan, before, reports))
         self.persist()
@@ -245,7 +246,7 @@ class Controller(Workforce):
             return sum(done for step, done in progress if step == plan.version)
         members = [w for w in self.roster if w.id in before]
         reached = [r.step for r in reports.values() if r.plan is not None] + [w.progress[0] for w in members]
-        furthest = max(reached, default=plan.version)
+        furthest = max([plan.version, self.chronicle.ledger_next, *reached])
         whole = max(0, furthest - plan.version) * self.facts.logical_ranks * self.facts.micro_batches_per_rank
         return whole + sum(w.progress[1] for w in members if w.progress[0] == furthest >= plan.version)
 
@@ -292,8 +293,10 @@ class Controller(Workforce):
         self.act(m.PublishStatus())
 
     def close_recovery(self) -> None:
-        if (figures := self.costs.close()) is not None:
+        figures, paused = self.costs.close()
+        if paused:
             self.persist()
+        if figures is not None:
             self.act(m.AppendEvent("recovery", figures))
 
     def settled(self) -> bool:
@@ -323,7 +326,8 @@ class Controller(Workforce):
         if (step := self.chronicle.contradicts(records)) is not None:
             self.end("failed", f"step {step} was decided twice with different bits")
             return
-        self.position = max((record.step + 1 for record in records), default=self.position)
+        of_this_plan = [r.step + 1 for r in records if r.generation == self.ballots.number]
+        self.position = max(of_this_plan, default=self.position)
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
             self.deaths_in_place = 0

@@ -58,7 +58,9 @@ class ControllerState:
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
         self.computed = 0
-        self.unseen: dict[WorkerId, NodeId] = {}  # members that no agent has told this incarnation of yet
+        self.begun_at = ledger_next  # steps in the ledger when the job began
+        # Members that no agent has told this incarnation of yet: (node, micro-batches computed)
+        self.unseen: dict[WorkerId, tuple[NodeId, int]] = {}
         self.stop_requested = False
         if durable is not None:
             self.restore(durable)
@@ -71,6 +73,7 @@ class ControllerState:
         self.initialising: WorkerId | None = None
         self.prune_due = False
         self.failed_starts = 0
+        self.start_after = 0.0  # no worker is started before
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""
         self.position = ledger_next  # steps decided by those who train now: fewer than the ledger's in a replay
@@ -93,6 +96,8 @@ class ControllerState:
     def end(self, state: str, reason: str) -> None:
         if self.ended is None:
             self.ended = (state, reason)
+            micro_batches = self.facts.logical_ranks * self.facts.micro_batches_per_rank
+            self.costs.recomputed = max(0, self.computed - (self.chronicle.ledger_next - self.begun_at) * micro_batches)
             totals = {"computed": self.computed, "recomputed": self.costs.recomputed, "faults": self.costs.faults}
             self.act(m.AppendEvent("run_ended", {"state": state, "reason": reason, **totals}))
             self.act(m.PublishStatus())
@@ -103,17 +108,17 @@ class ControllerState:
     def persist(self) -> None:
         state = {
             "roster": self.roster.durable(),
-            "members": [[worker, self.home(worker)] for worker in sorted(self.ballots.members)],
+            "members": [[worker, *self.facts_of(worker)] for worker in sorted(self.ballots.members)],
             "faults": self.schedule.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
-            "totals": {**self.costs.totals(), "computed": self.computed - self.retold()},
+            "totals": {**self.costs.totals(), "computed": self.computed - self.retold(), "begun_at": self.begun_at},
         }
         self.act(m.Persist(state))
 
-    def home(self, worker: WorkerId) -> NodeId:
-        known = self.roster.workers.get(worker)
-        return self.unseen[worker] if known is None else known.node
+    def facts_of(self, member: WorkerId) -> tuple[NodeId, int]:
+        known = self.roster.workers.get(member)
+        return self.unseen[member] if known is None else (known.node, known.computed)
 
     def retold(self) -> int:
         """Micro-batches of those that a new controller is told of anew: the living, and members that have died."""
@@ -121,13 +126,15 @@ class ControllerState:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.roster.restore(state["roster"])
-        self.unseen = dict(state["members"])
+        self.unseen = {worker: (node, computed) for worker, node, computed in state["members"]}
         self.ballots.members = set(self.unseen)
         self.schedule.restore(state["faults"])
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]
         self.costs.restore(state["totals"])
         self.computed = state["totals"]["computed"]  # the rest is `retold`
+        if state["totals"]["begun_at"] is not None:
+            self.begun_at = state["totals"]["begun_at"]
 
     def to_worker(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
         if self.roster.lives(worker):
@@ -138,5 +145,5 @@ def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, An
     """What a job that resumes a run keeps of its last controller: the numbers given out, the faults already done."""
     roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
     faults = durable["faults"] if same_faults else []
-    totals = {**Costs().totals(), "computed": 0}  # each job counts its own
+    totals = {**Costs().totals(), "computed": 0, "begun_at": None}  # each job counts its own
     return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False, "totals": totals}

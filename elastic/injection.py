@@ -65,6 +65,10 @@ class Schedule:
         self._arrived.add(step)
         return self.released(step)
 
+    def rewind(self) -> None:
+        """After a rollback everybody comes to the boundaries again."""
+        self._arrived.clear()
+
     def due(self, ledger_next: int) -> Scheduled | None:
         """The next fault to inject. One at a time, in the order of the file; a waited-for one blocks its step."""
         for fault in sorted(self.faults, key=lambda f: (f.at_step, f.index)):
@@ -74,6 +78,15 @@ class Schedule:
                 waited_for = not fault.wait or fault.at_step in self._arrived
                 return fault if waited_for and ledger_next >= fault.at_step else None
         return None
+
+    def take_over(self, kind: FaultKind, target: int, incarnation: int) -> bool:
+        """Whether an earlier controller recorded this fault; it may have died before it was done."""
+        for known in self.faults:
+            same = known.fault.kind is kind and known.fault.target == target
+            if same and known.state == "injected" and known.incarnation < incarnation:
+                known.incarnation = incarnation
+                return True
+        return False
 
     def waited_for(self) -> list[Scheduled]:
         return [f for f in self.faults if f.state == "injected" and f.wait]

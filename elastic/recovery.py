@@ -23,6 +23,7 @@ from runtime.protocol import Ballot, Plan, Report, WorkerId
 class Recovery:
     noticed: float
     killed: float | None = None
+    suspects: set[WorkerId] = field(default_factory=set)  # told of as detected
     lost: set[WorkerId] = field(default_factory=set)
     ballot: Ballot | None = None  # of the plan that ends the pause
     survivors: set[WorkerId] = field(default_factory=set)
@@ -30,6 +31,7 @@ class Recovery:
     resumed: dict[WorkerId, float] = field(default_factory=dict)
     handed_over: set[WorkerId] = field(default_factory=set)  # survivors that compute what the lost owed
     went_on: float | None = None  # when the last waiting survivor did
+    paused_before: float = 0.0  # seconds; of pauses that were over when the next loss was noticed
     recompute_ms: float = 0.0
     recomputed: int = 0
     bytes_moved: int = 0
@@ -39,8 +41,10 @@ class Recovery:
 
     def durable(self) -> dict[str, Any]:
         """For a new controller, whose first plan ends the pause if it lasts."""
-        names = ("noticed", "killed", "recomputed", "recompute_ms", "bytes_moved", "links_opened", "links_closed")
-        return {**{name: getattr(self, name) for name in names}, "lost": sorted(self.lost), "rollback": self.rollback}
+        names = ("noticed", "killed", "went_on", "paused_before", "rollback", "recomputed", "recompute_ms")
+        moved = ("bytes_moved", "links_opened", "links_closed")
+        sets = {"lost": sorted(self.lost), "suspects": sorted(self.suspects)}
+        return {**{name: getattr(self, name) for name in (*names, *moved)}, **sets}
 
     def planned(self, ballot: Ballot, survivors: set[WorkerId], handed_over: set[WorkerId]) -> None:
         """A plan was made. While the pause lasts it supersedes earlier ones; later it is some other change's."""
@@ -56,6 +60,14 @@ class Recovery:
             waited = [self.resumed[w] for w in self.survivors if self.waiting.get(w, True)]
             self.went_on = max(waited, default=self.noticed)
 
+    def pause(self) -> float:
+        return 0.0 if self.went_on is None else max(0.0, self.went_on - self.noticed)
+
+    def again(self, time: float) -> None:
+        """Another loss, when the survivors had gone on."""
+        self.paused_before += self.pause()
+        self.noticed, self.went_on, self.ballot = time, None, None
+
     def over(self) -> bool:
         return self.went_on is not None and not self.handed_over
 
@@ -64,11 +76,10 @@ class Recovery:
         self.handed_over.discard(worker)
 
     def figures(self) -> dict[str, Any]:
-        went_on = self.noticed if self.went_on is None else self.went_on
         return {
             "workers": sorted(self.lost),
             "detect_ms": None if self.killed is None else round(max(0.0, self.noticed - self.killed) * 1e3, 3),
-            "pause_ms": round(max(0.0, went_on - self.noticed) * 1e3, 3),
+            "pause_ms": round((self.paused_before + self.pause()) * 1e3, 3),
             "recomputed": self.recomputed,
             "recompute_ms": round(self.recompute_ms, 3),
             "bytes_moved": self.bytes_moved,
@@ -97,19 +108,30 @@ class Costs:
         self.faults, self.recomputed = totals["faults"], totals["recomputed"]
         self.pause_seconds = totals["pause_seconds"]
         if (open_ := totals["open"]) is not None:
-            self.now = Recovery(**{**open_, "lost": set(open_["lost"])})
+            self.now = Recovery(**{**open_, "lost": set(open_["lost"]), "suspects": set(open_["suspects"])})
 
     def notice(self, worker: WorkerId, time: float) -> bool:
-        """Somebody saw that a member is gone. Whether that begins a recovery."""
-        begins = self.now is None
+        """Somebody saw that a member is gone. Whether that is news."""
         if self.now is None:
             self.now = Recovery(noticed=time)
-            self.faults += 1
+        elif self.now.went_on is not None:
+            self.now.again(time)
         elif self.now.ballot is None:
             self.now.noticed = min(self.now.noticed, time)
         if self.now.killed is None:
             self.now.killed = self._kills.get(worker)
-        return begins
+        news = worker not in self.now.suspects
+        self.now.suspects.add(worker)
+        self.faults += news
+        return news
+
+    def seen_too(self, worker: WorkerId, time: float) -> None:
+        """Word of a loss that is known already; it may have been seen there first."""
+        if self.now is not None and worker in self.now.lost and self.now.went_on is None:
+            self.now.noticed = min(self.now.noticed, max(time, self.now.killed or time))
+
+    def is_killed(self, worker: WorkerId) -> bool:
+        return worker in self._kills
 
     def killed(self, workers: Iterable[WorkerId], time: float) -> None:
         """An injected kill was done; its notice may have come first."""
@@ -136,16 +158,20 @@ class Costs:
         if plan.version >= plan.stop_at:  # nobody computes any more
             self.now.handed_over.clear()
 
-    def close(self) -> dict[str, Any] | None:
-        """The figures of the recovery, if it is over."""
-        if self.now is not None:
-            self.now.look()
-        if self.now is None or not self.now.over():
-            return None
-        figures = self.now.figures()
-        self.pause_seconds += figures["pause_ms"] / 1e3
+    def close(self) -> tuple[dict[str, Any] | None, bool]:
+        """The figures of the recovery, if it is over; and whether there is something to remember: its pause is over."""
+        now = self.now
+        if now is None:
+            return None, False
+        waited = now.went_on is None
+        now.look()
+        paused = waited and now.went_on is not None
+        if not now.over():
+            return None, paused
         self.now = None
-        return figures
+        figures = now.figures()
+        self.pause_seconds += figures["pause_ms"] / 1e3
+        return figures, True
 
 
 def _owes_more(worker: WorkerId, plan: Plan, reports: Mapping[WorkerId, Report]) -> bool:

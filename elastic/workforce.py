@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from elastic import messages as m
 from elastic.controller_state import ControllerState
+from elastic.faults import FaultKind
 from elastic.roster import Node, WorkerState, difference
 from elastic.suspects import GRACE_SECONDS
 from runtime.protocol import WorkerId
@@ -15,7 +16,8 @@ ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long i
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
 DEATHS_IN_PLACE = 4  # times as many workers as the job has, dying at one step, are no accident
-FAILED_STARTS = 3  # workers in a row that die before they are up
+FAILED_STARTS = 3  # workers in a row that die before they are up, with no member that goes on
+LONGEST_BACKOFF_SECONDS = 60.0  # before another is started after such a one
 
 
 class Workforce(ControllerState):
@@ -36,12 +38,13 @@ class Workforce(ControllerState):
             self.unseen.pop(info.worker, None)
             if info.worker not in self.roster.workers:
                 self.computed += info.computed
-            self.roster.add_worker(info.worker, node, info)
-            self.reference = self.reference or info
+                self.roster.add_worker(info.worker, node, info)
+                self.fits(info)
         for worker in event.starting:
             self.roster.add_worker(worker, node)
         for exit in event.exited:
             self.died_unseen(exit, node)
+        self.finish_faults(node)
         for worker in first:
             self.roster.add_worker(worker, node)
             self.act(m.StartWorker(node.slot, worker))
@@ -49,19 +52,35 @@ class Workforce(ControllerState):
             self.tell_peers()
         self.act(m.PublishStatus())
 
+    def finish_faults(self, node: Node) -> None:
+        """What an earlier controller recorded and may not have done: its targets are still here."""
+        if node.slot not in self.roster.slots:  # sent away
+            self.act(m.KillAgent(node.slot, again=False))
+        elif self.schedule.take_over(FaultKind.KILL_AGENT, node.id, self.ballots.incarnation):
+            self.act(m.KillAgent(node.slot, again=True))
+        for worker in [w for w in self.roster.living() if w.node == node.id]:
+            if self.schedule.take_over(FaultKind.KILL_WORKER, worker.id, self.ballots.incarnation):
+                self.act(m.KillWorker(node.slot, worker.id, fault=True))
+
     def died_unseen(self, exit: m.Exit, node: Node) -> None:
         """A member that was lost while no controller looked: a fault like any other."""
         if self.unseen.pop(exit.worker, None) is not None:
-            self.roster.add_worker(exit.worker, node).state = WorkerState.DEAD
-            self.computed += exit.computed
+            self.died_like(exit.worker, node, exit.computed)
             self.gone(exit.worker, exit.reason, exit.time, "exit")
 
     def gone_unseen(self) -> None:
         """Members that went with their node while no controller looked."""
-        for worker, number in [(w, n) for w, n in self.unseen.items() if not self.roster.nodes[n].alive]:
-            del self.unseen[worker]
-            self.roster.add_worker(worker, self.roster.nodes[number]).state = WorkerState.DEAD
-            self.gone(worker, f"node {number} is gone", self.wall(), "agent")
+        for worker, (number, computed) in list(self.unseen.items()):
+            node = self.roster.nodes[number]
+            if not node.alive:
+                del self.unseen[worker]
+                self.died_like(worker, node, computed)
+                self.gone(worker, f"node {number} is gone", self.wall(), "agent")
+
+    def died_like(self, worker: WorkerId, node: Node, computed: int) -> None:
+        known = self.roster.add_worker(worker, node)
+        known.state, known.computed = WorkerState.DEAD, computed
+        self.computed += computed
 
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
@@ -75,17 +94,22 @@ class Workforce(ControllerState):
             self.act(m.StartAgent(slot))
 
     def worker_up(self, info: m.WorkerInfo) -> None:
-        if not self.roster.lives(info.worker):
-            return
-        worker = self.roster.workers[info.worker]
+        worker = self.roster.workers.get(info.worker)
+        if worker is None or worker.state is not WorkerState.STARTING:
+            return  # an agent that has introduced itself may say it again
         worker.info, worker.state = info, WorkerState.UP
         self.failed_starts = 0
-        self.reference = self.reference or info
-        if differs := difference(self.reference, info):
-            self.refuse(info.worker, f"of another numerics class: {differs}")
-        else:
+        if self.fits(info):
             self.tell_peers()
             self.act(m.PublishStatus())
+
+    def fits(self, info: m.WorkerInfo) -> bool:
+        """Refuse a worker that would compute other bits than the first that came."""
+        self.reference = self.reference or info
+        differs = difference(self.reference, info)
+        if differs:
+            self.refuse(info.worker, f"of another numerics class: {differs}")
+        return not differs
 
     def refuse(self, worker: WorkerId, why: str) -> None:
         """At the start that ends the job: its hosts don't fit it. Later it costs one worker."""
@@ -116,9 +140,10 @@ class Workforce(ControllerState):
         if not self.roster.lives(worker):
             return
         known = self.roster.workers[worker]
-        if known.state is WorkerState.STARTING:
+        if known.state is WorkerState.STARTING and not self.costs.is_killed(worker):
             self.failed_starts += 1
-            if self.failed_starts >= FAILED_STARTS:
+            self.start_after = self.now + min(LONGEST_BACKOFF_SECONDS, 0.25 * 4.0**self.failed_starts)
+            if self.failed_starts >= FAILED_STARTS and not self.members_living():
                 self.end("failed", self.failure or f"worker {worker} ended before it was up: {reason}")
                 return
         known.state = WorkerState.DEAD
@@ -126,9 +151,18 @@ class Workforce(ControllerState):
         self.refuse_endless(worker, reason)
         self.act(m.PublishStatus())
 
+    def worker_failed(self, worker: WorkerId, message: str, theirs: bool) -> None:
+        """It says why, before it ends. What ails one host that would join is no reason to end a job that goes on."""
+        self.failure = f"worker {worker}: {message}"
+        if theirs and (worker in self.ballots.members or not self.members_living()):
+            self.end("failed", message)
+
+    def members_living(self) -> bool:
+        return any(self.roster.lives(worker) for worker in self.ballots.members)
+
     def refuse_endless(self, worker: WorkerId, reason: str) -> None:
         """A job whose every worker dies at the same step would begin it again for ever."""
-        self.deaths_in_place += 1
+        self.deaths_in_place += not self.costs.is_killed(worker)
         if self.deaths_in_place >= DEATHS_IN_PLACE * (self.target() + self.facts.standbys):
             deaths, step = self.deaths_in_place, self.chronicle.ledger_next
             self.end("failed", f"{deaths} workers died in step {step}, the last of them, worker {worker}, by {reason}")
@@ -136,6 +170,8 @@ class Workforce(ControllerState):
     def start_missing(self) -> None:
         """Replace who died, also who died with its node or while no controller looked."""
         if self.still_returning():
+            return
+        if self.now < self.start_after:
             return
         while (node := self.roster.wanting()) is not None:
             replacement = self.roster.new_worker_id()
@@ -164,6 +200,7 @@ class Workforce(ControllerState):
             self.act(m.AppendEvent("fault_detected", {"worker": worker, "notice": how}))
 
     def link_lost(self, worker: WorkerId, peer: WorkerId, time: float) -> None:
+        self.costs.seen_too(peer, time)
         if not (self.roster.lives(peer) and {worker, peer} <= self.ballots.members):
             return
         culprit = self.suspects.lost(worker, peer, self.now)
