@@ -42,6 +42,7 @@ EVENT_KINDS = (
     "member_joined",
     "member_left",
     "plan",
+    "standby",
     "checkpoint",
     "run_ended",
 )

@@ -27,6 +27,7 @@ STYLES = {
     "member_joined": "green",
     "member_left": "yellow",
     "plan": "cyan",
+    "standby": "dim",
     "checkpoint": "blue",
     "run_ended": "bold",
 }

@@ -45,12 +45,21 @@ class Workforce(ControllerState):
         for exit in event.exited:
             self.died_unseen(exit, node)
         self.finish_faults(node)
+        if first and self.ballots.members:
+            self.tell_of_standbys(node)
         for worker in first:
             self.roster.add_worker(worker, node)
             self.act(m.StartWorker(node.slot, worker))
         if event.workers:
             self.tell_peers()
         self.act(m.PublishStatus())
+
+    def tell_of_standbys(self, node: Node) -> None:
+        """Workers beyond the logical ranks have nothing to do until others go."""
+        ranks, workers = self.facts.logical_ranks, self.roster.living_nodes() * self.facts.workers_per_node
+        if workers > ranks:
+            reason = f"{workers} workers for {ranks} logical ranks, so {workers - ranks} of them stand by"
+            self.act(m.AppendEvent("standby", {"node": node.id, "reason": reason}))
 
     def finish_faults(self, node: Node) -> None:
         """What an earlier controller recorded and may not have done: its targets are still here."""

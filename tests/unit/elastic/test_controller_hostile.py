@@ -161,3 +161,10 @@ def test_what_a_stop_throws_away_is_counted() -> None:
     play.say(m.StepsDecided(0, (record(0),)), m.CheckpointWritten(play.plan().stop_at), m.WeightsWritten(0, 1))
     (end,) = events(play, "run_ended")
     assert (end["computed"], end["recomputed"]) == (7, 3)
+
+
+def test_workers_beyond_the_logical_ranks_are_said_to_stand_by() -> None:
+    play = Play().begun()
+    play.say(m.AgentUp(2, "c", "elsewhere"))
+    (standby,) = events(play, "standby")
+    assert standby == {"node": 2, "reason": "6 workers for 4 logical ranks, so 2 of them stand by"}
