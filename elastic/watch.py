@@ -24,6 +24,8 @@ from elastic.view import RunView
 
 POLL_SECONDS = 0.1
 JOB_EXIT_CODES = (0, 2, 3, 130)
+STOPPING = "stopping at the next step with a checkpoint; Ctrl-C again ends at once"
+ENDING = "ending at once"
 EXIT_CODES = {"done": 0, "stopped": 130, "failed": 3, "detached": 0}
 
 State: TypeAlias = Literal["done", "stopped", "failed", "detached"]
@@ -70,14 +72,19 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes], log_start: int) -> None:
         self.process, self.log_start = process, log_start
+        self._passed_on = 0
 
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def interrupt(self, again: bool = False) -> None:
-        """Another signal the second time: two of one kind that wait to be handled would count as one."""
-        if self.alive():
-            self.process.send_signal(signal.SIGTERM if again else signal.SIGINT)
+    def pass_on(self, interrupts: int) -> list[str]:
+        """Tell the job of those that it hasn't heard of; what each will lead to. The first asks it to stop with a
+        checkpoint, the next to end: another signal, as two of one kind that wait to be handled would count as one."""
+        first, self._passed_on = self._passed_on, max(interrupts, self._passed_on)
+        for number in range(first, interrupts):
+            if self.alive():
+                self.process.send_signal(signal.SIGTERM if number else signal.SIGINT)
+        return [ENDING if number else STOPPING for number in range(first, interrupts)]
 
 
 # --- following -----------------------------------------------------------------------------------------------
@@ -118,8 +125,7 @@ class Follower:
 def follow(
     run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower, greeting: str = ""
 ) -> Outcome:
-    """Watch one's own job until it is gone. The first Ctrl-C asks it to stop with a checkpoint, the next to end."""
-    passed_on = 0
+    """Watch one's own job until it is gone."""
     with screen_for(view) as screen:
         if greeting:
             screen.say(greeting)
@@ -130,14 +136,8 @@ def follow(
                 break
             if signals.hung_up:
                 return Outcome("detached", "", 0)
-            while passed_on < signals.interrupts:
-                passed_on += 1
-                job.interrupt(again=passed_on > 1)
-                screen.say(
-                    "stopping at the next step with a checkpoint; Ctrl-C again ends at once"
-                    if passed_on == 1
-                    else "ending at once"
-                )
+            for consequence in job.pass_on(signals.interrupts):
+                screen.say(consequence)
             time.sleep(POLL_SECONDS)
     return outcome_of(run, view.ended, job)
 
@@ -162,13 +162,10 @@ def attend(run: RunDirectory, view: RunView, signals: Signals) -> Outcome:
 
 def wait_until_up(run: RunDirectory, view: RunView, job: Child, signals: Signals, follower: Follower) -> Outcome | None:
     """Return None once the job says that it is up, or how it ended before that."""
-    passed_on = 0
     while job.alive():
         if run.cluster.exists():
             return None
-        while passed_on < signals.interrupts:
-            passed_on += 1
-            job.interrupt(again=passed_on > 1)
+        job.pass_on(signals.interrupts)
         time.sleep(POLL_SECONDS)
     follower.take_in()
     return outcome_of(run, view.ended, job)
