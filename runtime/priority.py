@@ -22,7 +22,7 @@ USUAL_SLICE = 0  # the kernel's own
 
 # struct sched_attr: size, policy, flags, nice, priority, runtime (SCHED_OTHER: the slice), deadline, period, two clamps
 _ATTRIBUTES = struct.Struct("=IIQiIQQQII")
-_SET, _GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (None, None))
+_SET = {"x86_64": 314, "aarch64": 274}.get(platform.machine())  # sched_setattr
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,15 +43,6 @@ def compute_after() -> None:
     niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())  # the main thread's
     os.setpriority(os.PRIO_PROCESS, thread, min(MOST_NICE, niceness + COMPUTE_NICENESS))
     _ask(thread, USUAL_SLICE)
-
-
-def slice_of(thread: int) -> int | None:
-    """Nanoseconds; None if the kernel doesn't say."""
-    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    if _GET is None or _libc.syscall(_GET, thread, buffer, _ATTRIBUTES.size, 0):
-        return None
-    runtime: int = _ATTRIBUTES.unpack(buffer.raw)[5]
-    return runtime
 
 
 def _ask(thread: int, nanoseconds: int) -> None:

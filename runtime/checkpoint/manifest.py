@@ -49,7 +49,7 @@ class Manifest(_Closed):
     optimizer: str  # variant: name and the options that choose its kernel
     shards: tuple[ShardEntry, ...]
     buffers: FileEntry | None = None
-    facts: dict[str, Any] = Field(default_factory=dict)  # the job's own words, plain values
+    facts: dict[str, Any] = Field(default_factory=dict)  # the job's own words, for whoever finds the file; plain values
 
     @model_validator(mode="after")
     def _one_entry_per_shard(self) -> Manifest:

@@ -48,11 +48,6 @@ class PayloadBuffers:
         weakref.finalize(window, self._returned.append, storage).atexit = False
         return window.data
 
-    @property
-    def idle_bytes(self) -> int:
-        self._collect()
-        return sum(storage.nbytes for storage in self._idle)
-
     def _collect(self) -> None:
         while self._returned:
             self._idle.append(self._returned.popleft())

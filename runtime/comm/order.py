@@ -7,13 +7,10 @@ as every sum in a job follows this tree, the result doesn't depend on who comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Iterable
 
 from dataloader.errors import InternalError
 from runtime.protocol import Node
-
-T = TypeVar("T")
 
 
 def root(ranks: int) -> Node:
@@ -34,17 +31,6 @@ def children(node: Node) -> tuple[Node, Node]:
     return (low, middle), (middle, high)
 
 
-def family(node: Node, ranks: int) -> tuple[Node, Node] | None:
-    """The two siblings, in order, of which `node` is one; None for the root. Their union is the parent."""
-    here = root(ranks)
-    while here != node:
-        left, right = children(here)
-        if node in (left, right):
-            return left, right
-        here = left if node[1] <= left[1] else right
-    return None
-
-
 def cover(held: Collection[int], ranks: int) -> tuple[Node, ...]:
     """The largest whole subtrees inside a set of logical ranks, ascending, in the tree over `ranks` ranks."""
     members = frozenset(held)
@@ -59,14 +45,3 @@ def cover(held: Collection[int], ranks: int) -> tuple[Node, ...]:
         return [*within(left), *within(right)]
 
     return tuple(within(root(ranks)))
-
-
-def tree_sum(node: Node, parts: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
-    """Add the parts of `node` in tree order. InternalError if they don't make it up."""
-    part = parts.get(node)
-    if part is not None:
-        return part
-    if is_leaf(node):
-        raise InternalError(f"no gradient for logical rank {node[0]}")
-    left, right = children(node)
-    return add(tree_sum(left, parts, add), tree_sum(right, parts, add))

@@ -93,11 +93,6 @@ class TcpMesh:
     def counters(self) -> dict[WorkerId, LinkCounters]:
         return self._counters
 
-    @property
-    def refused(self) -> int:
-        """How many strangers have been turned away."""
-        return self._door.refused
-
     def peers(self) -> set[WorkerId]:
         return set(self._links)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloader.errors import InternalError
-from runtime.comm.order import children, cover, family, is_leaf, root, tree_sum
+from runtime.comm.order import children, cover, is_leaf, root
 
 EXPRESSIONS = {
     1: "0",
@@ -27,13 +27,18 @@ def add(a, b):
     return f"({a}+{b})"
 
 
+def tree_sum(node, parts):
+    """The parts of `node`, added in tree order."""
+    return parts[node] if node in parts else add(*(tree_sum(child, parts) for child in children(node)))
+
+
 def leaves(ranks):
     return {(rank, rank + 1): str(rank) for rank in range(ranks)}
 
 
 @pytest.mark.parametrize(("ranks", "expression"), EXPRESSIONS.items())
 def test_the_tree_is_the_documented_one(ranks, expression):
-    assert tree_sum(root(ranks), leaves(ranks), add) == expression
+    assert tree_sum(root(ranks), leaves(ranks)) == expression
 
 
 @given(st.integers(1, 40), st.data())
@@ -45,8 +50,8 @@ def test_any_map_of_ranks_to_workers_gives_the_same_sum(ranks, data):
         held = {rank for rank, w in enumerate(workers) if w == worker}
         nodes = cover(held, ranks)
         assert sorted(rank for node in nodes for rank in range(*node)) == sorted(held)
-        parts |= {node: tree_sum(node, leaves(ranks), add) for node in nodes}
-    assert tree_sum(root(ranks), parts, add) == tree_sum(root(ranks), leaves(ranks), add)
+        parts |= {node: tree_sum(node, leaves(ranks)) for node in nodes}
+    assert tree_sum(root(ranks), parts) == tree_sum(root(ranks), leaves(ranks))
 
 
 @given(st.integers(1, 40), st.data())
@@ -56,24 +61,20 @@ def test_a_cover_is_made_of_the_largest_subtrees(ranks, data):
     nodes = cover(held, ranks)
     assert list(nodes) == sorted(nodes)
     assert set(nodes) <= set(all_nodes(root(ranks)))
-    siblings = [pair for node in nodes if (pair := family(node, ranks)) is not None]
+    siblings = [children(node) for node in all_nodes(root(ranks)) if not is_leaf(node)]
     assert not any(left in nodes and right in nodes for left, right in siblings)
 
 
 @pytest.mark.parametrize("ranks", range(1, 34))
-def test_family_is_the_inverse_of_children(ranks):
-    assert family(root(ranks), ranks) is None
+def test_children_tile_their_node(ranks):
     for node in all_nodes(root(ranks)):
         if not is_leaf(node):
             pair = children(node)
             assert pair[0][0] == node[0]
             assert pair[0][1] == pair[1][0]
             assert pair[1][1] == node[1]
-            assert {family(child, ranks) for child in pair} == {pair}
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(InternalError, match="no children"):
         children((3, 4))
-    with pytest.raises(InternalError, match="logical rank 2"):
-        tree_sum(root(4), {(0, 2): "a", (3, 4): "b"}, add)
