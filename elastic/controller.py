@@ -14,27 +14,27 @@ Restarted, it has its small durable state (``Persist``), and the living agents t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dataloader.errors import UsageError
 from elastic import messages as m
 from elastic.ballots import Asking
+from elastic.bookkeeping import Bookkeeping
 from elastic.faults import Fault, parse_fault
 from elastic.injection import Scheduled, action_of, has_acted
 from elastic.messages import Action, Event
 from elastic.plan import Order, make_plan
 from elastic.roster import WorkerState
 from elastic.standing import standing
-from elastic.workforce import ASK_TIMEOUT_SECONDS, RETURN_PATIENCE_SECONDS, Workforce
-from runtime.protocol import Plan, Report, StepRecord, WorkerId, to_plain
+from elastic.workforce import ASK_TIMEOUT_SECONDS, RETURN_PATIENCE_SECONDS
+from runtime.protocol import Plan, Report, WorkerId, to_plain
 
 RESEND_SECONDS = 1.0
 SHORTEST_WAKE_SECONDS = 0.001
 START_PATIENCE_SECONDS = 180.0  # for the first workers to come up, before going on with fewer
 
 
-class Controller(Workforce):
+class Controller(Bookkeeping):
     """See ``ControllerState`` for what it is made from."""
 
     # --- entry points -----------------------------------------------------------------------------------------
@@ -238,18 +238,6 @@ class Controller(Workforce):
         self.send_plan(plan, set(plan.ids()))
         self.act(m.PublishStatus())
 
-    def lost_micro_batches(self, plan: Plan, before: set[WorkerId], reports: Mapping[WorkerId, Report]) -> int:
-        """What was computed, as far as was told, and will be computed again."""
-        kept = {member.worker for member in plan.members if not member.joining}
-        if plan.checkpoint is None:
-            progress = [self.roster.workers[w].progress for w in before - kept if w in self.roster.workers]
-            return sum(done for step, done in progress if step == plan.version)
-        members = [w for w in self.roster if w.id in before]
-        reached = [r.step for r in reports.values() if r.plan is not None] + [w.progress[0] for w in members]
-        furthest = max([plan.version, self.chronicle.ledger_next, *reached])
-        whole = max(0, furthest - plan.version) * self.facts.logical_ranks * self.facts.micro_batches_per_rank
-        return whole + sum(w.progress[1] for w in members if w.progress[0] == furthest >= plan.version)
-
     def send_plan(self, plan: Plan, to: set[WorkerId]) -> None:
         self.ballots.sent = self.now
         message = {"kind": "plan", "plan": to_plain(plan)}
@@ -292,13 +280,6 @@ class Controller(Workforce):
         self.close_recovery()
         self.act(m.PublishStatus())
 
-    def close_recovery(self) -> None:
-        figures, paused = self.costs.close()
-        if paused:
-            self.persist()
-        if figures is not None:
-            self.act(m.AppendEvent("recovery", figures))
-
     def settled(self) -> bool:
         """Nothing under way: everyone expected is a member, every copy is filled, none is moving.
 
@@ -312,64 +293,6 @@ class Controller(Workforce):
             and len(self.ballots.members) >= min(self.target(), len(self.roster.ready()))
             and len(self.roster.living()) >= self.roster.wanted()
         )
-
-    # --- records, checkpoints, the end ----------------------------------------------------------------------------
-
-    def progress(self, event: m.Progress) -> None:
-        known = self.roster.workers.get(event.worker)
-        if known is not None:
-            self.computed += max(0, event.total - known.computed)
-            known.computed, known.progress = event.total, (event.step, event.micro_batches)
-            known.optimizer_bytes = event.optimizer_bytes
-
-    def steps_decided(self, records: tuple[StepRecord, ...]) -> None:
-        if (step := self.chronicle.contradicts(records)) is not None:
-            self.end("failed", f"step {step} was decided twice with different bits")
-            return
-        of_this_plan = [r.step + 1 for r in records if r.generation == self.ballots.number]
-        self.position = max(of_this_plan, default=self.position)
-        for record in self.chronicle.decided(records):
-            self.act(m.AppendLedger(record))
-            self.deaths_in_place = 0
-            self.last_step = to_plain(record)
-        plan = self.ballots.plan
-        if self.costs.now is not None and plan is not None and self.chronicle.ledger_next > plan.version:
-            self.costs.now.handed_over.clear()  # step B is decided, so it is computed
-            self.close_recovery()
-        self.acknowledge()
-        self.act(m.PublishStatus())
-
-    def checkpoint_written(self, version: int) -> None:
-        if self.chronicle.checkpoint_written(version):
-            self.initialising = None
-            self.prune_due = True
-            self.act(m.AppendEvent("checkpoint", {"version": version}))
-        self.acknowledge()
-
-    def prune_if_unused(self) -> None:
-        """Old checkpoints go, but not while the members of a rollback may still be reading one."""
-        plan = self.ballots.plan
-        reading = plan is not None and plan.checkpoint is not None and not self.ballots.settled()
-        if self.prune_due and not reading:
-            self.prune_due = False
-            self.act(m.PruneCheckpoints())
-
-    def acknowledge(self) -> None:
-        saved = self.chronicle.checkpoint if self.chronicle.checkpoint is not None else -1
-        for worker in sorted(self.ballots.members | ({self.initialising} if self.initialising is not None else set())):
-            self.to_worker(worker, {"kind": "ack", "step": self.chronicle.ledger_next, "saved": saved})
-
-    def end_if_complete(self) -> None:
-        if self.stop_requested and not self.roster.living() and not self.still_returning():
-            if self.chronicle.checkpoint is not None:  # all that is left, whoever may still come
-                self.end("stopped", f"no worker lives; go on from step {self.chronicle.checkpoint} with --resume")
-            return
-        plan = self.ballots.plan
-        if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
-            if plan.stop_at >= self.facts.steps:
-                self.end("done", f"{plan.stop_at} steps")
-            else:
-                self.end("stopped", f"stopped at step {plan.stop_at}; go on with --resume")
 
     # --- faults -------------------------------------------------------------------------------------------------
 

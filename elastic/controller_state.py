@@ -1,6 +1,7 @@
 """What the controller knows, what of it survives it, and how it speaks. Pure.
 
-Three rooms make one controller: this one; elastic/workforce.py, who is there; elastic/controller.py, what follows.
+Four rooms make one controller: this one; elastic/workforce.py, who is there; elastic/bookkeeping.py, what is recorded;
+elastic/controller.py, what follows.
 """
 
 from __future__ import annotations

@@ -97,7 +97,9 @@ def test_kills_of_workers_that_start_are_no_failed_starts() -> None:
 def test_a_recovery_outlives_its_controller() -> None:
     first = Play().begun()
     before = first.plan()
-    first.say(*(m.Progress(worker, 0, 1, 1) for worker in range(4)), m.Killed(3, 0.9), m.WorkerExited(3, "SIGKILL", 1.0))
+    first.say(
+        *(m.Progress(worker, 0, 1, 1) for worker in range(4)), m.Killed(3, 0.9), m.WorkerExited(3, "SIGKILL", 1.0)
+    )
     first.report(0, 1, 2, plan=before)
     plan = first.plan()
     go_on(first, plan, 1.25)
