@@ -173,8 +173,7 @@ class TensorArithmetic:
 
     def stage(self, shard: int, payload: Any | None) -> None:
         if payload is None:  # one's own change at the next apply, so they are copied
-            low, high = self.layout.shard_range(shard)
-            own = self._own_staged[low:high]
+            own = self._own_staged[slice(*self.layout.shard_range(shard))]
             own[:] = self.holdings[shard].parameters.numpy()
             self._staged[shard] = own  # filled first: the compute thread may be looking
         else:
