@@ -53,7 +53,8 @@ class Site:
 
     def assert_nothing_is_left(self, within_seconds: float) -> None:
         eventually(lambda: not self.living(), within_seconds, lambda: f"still there: {self.living()}")
-        assert scratch() - self.scratch_before - others() == set()
+        left = scratch() - self.scratch_before - others()
+        assert not left, f"still there: {left}"
 
     def close(self) -> None:
         for pid in self.living():
