@@ -60,14 +60,20 @@ class Bookkeeping(Workforce):
     def end_if_complete(self) -> None:
         if self.stop_requested and not self.roster.living() and not self.still_returning():
             if self.chronicle.checkpoint is not None:  # all that is left, whoever may still come
-                self.end("stopped", f"no worker lives; go on from step {self.chronicle.checkpoint} with --resume")
+                self.end_early(f"no worker lives; go on from step {self.chronicle.checkpoint} with --resume")
             return
         plan = self.ballots.plan
         if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
             if plan.stop_at >= self.facts.steps:
                 self.end("done", f"{plan.stop_at} steps")
             else:
-                self.end("stopped", f"stopped at step {plan.stop_at}; go on with --resume")
+                self.end_early(f"stopped at step {plan.stop_at}; go on with --resume")
+
+    def end_early(self, where: str) -> None:
+        if self.broken:
+            self.end("failed", f"{self.broken}; {where}")
+        else:
+            self.end("stopped", where)
 
     # --- what failures cost ---------------------------------------------------------------------------------------
 

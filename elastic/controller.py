@@ -103,7 +103,9 @@ class Controller(Bookkeeping):
                 if self.schedule.arrive(step):
                     self.to_worker(worker, {"kind": "release", "step": step})
             case m.FaultRequested(fault):
-                self.fault_requested(fault)
+                self.deferred.append(fault)
+            case m.CannotGoOn(reason):
+                self.broken, self.stop_requested = reason, True
             case m.Tick():
                 pass
 
@@ -112,6 +114,8 @@ class Controller(Bookkeeping):
         if self.ended is None:
             self.start_missing()
             self.initialise()
+            while self.deferred and not self.still_returning():
+                self.fault_requested(self.deferred.pop(0))
             self.evict_the_gone()
             if self.ballots.asking is not None:
                 self.conclude(self.ballots.asking)

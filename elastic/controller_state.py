@@ -63,6 +63,8 @@ class ControllerState:
         # Members that no agent has told this incarnation of yet: (node, micro-batches computed)
         self.unseen: dict[WorkerId, tuple[NodeId, int]] = {}
         self.stop_requested = False
+        self.broken = ""  # why the job can't go on, if it is to end for that
+        self.deferred: list[str] = []  # faults from the command line, until the agents have told who is there
         if durable is not None:
             self.restore(durable)
         self.fresh = not self.roster.slots

@@ -187,6 +187,13 @@ class FaultRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class CannotGoOn:
+    """What the job runs on is broken: it is to save what it can, and to end with this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Killed:
     """An injected kill was done: the moment of it. `slot`: an agent's (worker is -1 then), told by the shell."""
 
@@ -226,6 +233,7 @@ Event: TypeAlias = (
     | WeightsWritten
     | WaitingAtGate
     | FaultRequested
+    | CannotGoOn
     | Killed
     | CheckpointWritten
     | Tick

@@ -45,7 +45,7 @@ KEPT_KINDS = frozenset({"WorkerUp", "WorkerLinked", "WorkerExited", "WorkerFaile
 # Events that bear waiting for company: no decision that somebody stands still for hangs on them.
 PATIENT_KINDS = frozenset({"Progress", "StepsDecided", "ShardFilled", "Recomputed", "WorkerLinked"})
 
-# The others (AgentDown, FaultRequested, Tick) are made where the controller is.
+# The others (AgentDown, FaultRequested, CannotGoOn, Tick) are made where the controller is.
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (

@@ -119,6 +119,10 @@ class ControllerActor:
                 lines.append(f"{fault}: skipped, {said.fields.get('reason')}")
         return lines or [f"{fault}: under way"]
 
+    def cannot_go_on(self, reason: str) -> None:
+        if self._shell is not None and self._end is None:
+            self._shell.handle(m.CannotGoOn(reason))
+
     @ray.method(concurrency_group="watch")
     def wait_end(self) -> tuple[str, str]:
         """(state, reason), once the job is at its end."""

@@ -98,7 +98,7 @@ class Session:
         if broken and not self._broken:
             self._broken = broken
             print(f"everstep: Ray's {broken} has died; stopping", file=sys.stderr, flush=True)
-            self.stop()
+            self._stopping = self._controller.cannot_go_on.remote(f"Ray's {broken} has died")
 
     def _stop_if_asked(self) -> None:
         if self._stopping is None or not ray.wait([self._stopping], timeout=0)[0]:

@@ -170,3 +170,22 @@ def test_workers_beyond_the_logical_ranks_are_said_to_stand_by() -> None:
     play.say(m.AgentUp(2, "c", "elsewhere"))
     (standby,) = events(play, "standby")
     assert standby == {"node": 2, "reason": "6 workers for 4 logical ranks, so 2 of them stand by"}
+
+
+def test_a_request_waits_until_a_new_controller_knows_who_is_there() -> None:
+    second = successor(Play().begun())
+    second.say(m.FaultRequested("kill-worker=0"))
+    assert not second.of(m.AppendEvent)[1:]
+    both_agents(second)
+    assert second.of(m.KillWorker) == [m.KillWorker(0, 0, fault=True)]
+
+
+def test_a_job_that_what_it_runs_on_has_left_saves_what_it_can_and_fails() -> None:
+    play = Play().begun()
+    before = play.plan()
+    play.say(m.CannotGoOn("Ray's gcs_server has died"))
+    play.report(0, 1, 2, 3, plan=before)
+    play.resume()
+    play.say(m.WeightsWritten(0, 0))
+    (end,) = play.of(m.End)
+    assert (end.state, end.reason) == ("failed", "Ray's gcs_server has died; stopped at step 0; go on with --resume")

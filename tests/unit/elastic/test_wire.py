@@ -85,7 +85,7 @@ ACTIONS: list[Any] = [
 
 
 def test_every_event_is_covered() -> None:
-    made_at_the_controller = {m.AgentDown, m.FaultRequested, m.Tick}
+    made_at_the_controller = {m.AgentDown, m.FaultRequested, m.CannotGoOn, m.Tick}
     assert {type(event) for event in EVENTS} == set(get_args(m.Event)) - made_at_the_controller
 
 
