@@ -28,7 +28,8 @@ class Bookkeeping(Workforce):
         self.position = max(of_this_plan, default=self.position)
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
-            self.deaths_in_place = 0
+            self.deaths_in_place = self.agents_in_place = 0
+            self.skipped += record.verdict != "commit"
             self.last_step = to_plain(record)
         plan = self.ballots.plan
         if self.costs.now is not None and plan is not None and self.chronicle.ledger_next > plan.version:
@@ -58,6 +59,9 @@ class Bookkeeping(Workforce):
             self.to_worker(worker, {"kind": "ack", "step": self.chronicle.ledger_next, "saved": saved})
 
     def end_if_complete(self) -> None:
+        if self.stop_requested and self.ballots.plan is None and not self.ballots.members:
+            self.end_early("stopped before it had begun")
+            return
         if self.stop_requested and not self.roster.living() and not self.still_returning():
             if self.chronicle.checkpoint is not None:  # all that is left, whoever may still come
                 self.end_early(f"no worker lives; go on from step {self.chronicle.checkpoint} with --resume")
@@ -65,7 +69,7 @@ class Bookkeeping(Workforce):
         plan = self.ballots.plan
         if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
             if plan.stop_at >= self.facts.steps:
-                self.end("done", f"{plan.stop_at} steps")
+                self.end("done", f"{plan.stop_at} steps{f', {self.skipped} skipped' if self.skipped else ''}")
             else:
                 self.end_early(f"stopped at step {plan.stop_at}; go on with --resume")
 

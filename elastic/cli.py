@@ -11,6 +11,7 @@ when it runs, so that asking for help or a status is quick and needs neither tor
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shlex
@@ -45,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("everstep: interrupted; no job of this command is running", file=sys.stderr, flush=True)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output is gone; a job goes on by itself
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        # Whoever read our output, or the terminal, is gone; a job goes on by itself.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
 
@@ -181,7 +185,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 def _shown(path: Path) -> str:
     """A path as short as it can be typed from here."""
     here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 if __name__ == "__main__":

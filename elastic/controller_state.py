@@ -76,6 +76,8 @@ class ControllerState:
         self.initialising: WorkerId | None = None
         self.prune_due = False
         self.failed_starts = 0
+        self.agents_in_place = 0  # that came since then
+        self.skipped = 0  # steps with a bad gradient, as far as this controller recorded them
         self.start_after = 0.0  # no worker is started before
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""

@@ -22,7 +22,7 @@ from runtime.protocol import StepRecord
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "stdlib.yaml"
 # What happens to the second run: a worker is killed, then a whole node, and later a node joins.
-FAULTS = "[{at_step: 10, fault: kill-worker=1}, {at_step: 20, fault: kill-node=1}, {at_step: 28, fault: add-node}]"
+FAULTS = "[{at_step: 8, fault: kill-worker=1}, {at_step: 16, fault: kill-node=1}, {at_step: 20, fault: add-node}]"
 
 
 @dataclass(frozen=True, slots=True)

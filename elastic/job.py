@@ -92,6 +92,8 @@ def run_job(run: RunDirectory, job: JobConfig, address: str, resume: bool, signa
     except Exception as error:  # the process's edge
         traceback.print_exc()
         state, reason = "failed", f"the job process failed: {type(error).__name__}: {error}; see {run.job_log}"
+    with contextlib.suppress(OSError):
+        write_atomic(run.prometheus_targets, b"[]", durable=False)  # nobody answers there any more
     with contextlib.suppress(EverstepError), private_directory():
         pass  # making one removes those that killed agents couldn't
     _write_end(run, state, reason, begun)
@@ -147,8 +149,8 @@ def _write_end(run: RunDirectory, state: str, reason: str, since: float) -> None
     with contextlib.suppress(EverstepError):
         if any(event["kind"] == "run_ended" and event["time"] >= since for event in read_events(run.events)):
             return
-        records = read_ledger(run.ledger)
-        place = {"step": len(records), "generation": records[-1].generation if records else 0}
+        past = [event["generation"] for event in read_events(run.events)]
+        place = {"step": len(read_ledger(run.ledger)), "generation": max(past, default=0)}
         with EventLog(run.events) as events:
             events.append("run_ended", time=time.time(), **place, state=state, reason=reason)
 

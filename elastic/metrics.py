@@ -171,5 +171,6 @@ def _bind(registry: CollectorRegistry, host: str, port: int) -> tuple[WSGIServer
             if time.monotonic() > deadline:
                 raise HostError(
                     f"metrics.port: {port} is taken on this machine; set another, or 0 for a free one"
+                    " (an agent's is metrics.port + its place among the nodes)"
                 ) from None
         time.sleep(0.1)

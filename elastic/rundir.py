@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -112,7 +113,8 @@ def open_run(path: Path) -> RunDirectory:
     """A directory that a run was begun in. Raises UsageError that names it."""
     run = RunDirectory(path)
     if not run.job.is_file():
-        what = "has no job.yaml, so it is not a run directory" if path.is_dir() else "is not there"
+        there = "has no job.yaml, so it is not a run directory" if path.is_dir() else "is not a directory"
+        what = there if path.exists() else "is not there"
         raise UsageError(f"{path}: {what}; name the directory of a run, such as runs/NAME")
     return run
 
@@ -172,7 +174,7 @@ def last_held(run: RunDirectory) -> float:
 def _busy(run: RunDirectory, pid: int | None) -> UsageError:
     return UsageError(
         f"{run.path}: a job is running here{f' (pid {pid})' if pid else ''}; "
-        f"watch it with `everstep attach {run.path}`, or choose another run.dir"
+        f"watch it with `everstep attach {shlex.quote(str(run.path))}`, or choose another run.dir"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -31,7 +32,8 @@ class LiveScreen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError):  # the terminal was closed
+            self._live.stop()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Shown by the picture."""

@@ -60,7 +60,7 @@ class RunView:
     def event(self, event: Mapping[str, Any]) -> None:
         """A line of the events."""
         self.generation = event.get("generation", self.generation)
-        if event.get("kind") == "fault_injected":
+        if event.get("kind") == "fault_detected":
             self.faults += 1
         self.ended = event if event.get("kind") == "run_ended" else None
 
@@ -139,7 +139,7 @@ def record_line(record: Mapping[str, Any], steps: int) -> str:
     return (
         f"{clock(record)}  step {record.get('step', '?'):>{len(str(steps))}} of {steps}"
         f"  loss {_number(record.get('loss')):.4f}  grad {_number(record.get('grad_norm')):.3f}"
-        f"  lr {_number(record.get('lr')):.2e}{rate}  {record.get('workers', '?')} workers"
+        f"  lr {_number(record.get('lr')):.2e}{rate}  {counted(record.get('workers', 0), 'worker')}"
         f"  generation {record.get('generation', '?')}{'' if verdict == 'commit' else f'  ({verdict})'}"
     )
 

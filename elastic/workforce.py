@@ -16,6 +16,7 @@ ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long i
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
 DEATHS_IN_PLACE = 4  # times as many workers as the job has, dying at one step, are no accident
+AGENTS_IN_PLACE = 6  # times as many agents as the job has nodes, coming while no step is decided
 FAILED_STARTS = 3  # workers in a row that die before they are up, with no member that goes on
 LONGEST_BACKOFF_SECONDS = 60.0  # before another is started after such a one
 
@@ -45,6 +46,8 @@ class Workforce(ControllerState):
         for exit in event.exited:
             self.died_unseen(exit, node)
         self.finish_faults(node)
+        if first:
+            self.refuse_endless_agents(node)
         if first and self.ballots.members:
             self.tell_of_standbys(node)
         for worker in first:
@@ -53,6 +56,12 @@ class Workforce(ControllerState):
         if event.workers:
             self.tell_peers()
         self.act(m.PublishStatus())
+
+    def refuse_endless_agents(self, node: Node) -> None:
+        """An agent that ends as soon as it has begun is brought back by Ray for ever."""
+        self.agents_in_place += 1
+        if self.agents_in_place > AGENTS_IN_PLACE * max(1, len(self.roster.slots)) and not self.members_living():
+            self.end("failed", f"the agent of slot {node.slot} ends again and again; see logs/agent-{node.slot}.log")
 
     def tell_of_standbys(self, node: Node) -> None:
         """Workers beyond the logical ranks have nothing to do until others go."""

@@ -199,7 +199,9 @@ def _pass(recipe: GuardedRecipe, model: nn.Module, batch: Batch, seed: int) -> d
     for parameter in model.parameters():
         parameter.grad = None
     set_streams(seed, 0, 0)
-    loss, _ = recipe.loss(model, batch)
+    loss, tokens = recipe.loss(model, batch)
+    if tokens == 0:
+        raise recipe.broken("loss", "counts no token of a real micro-batch; count those that the loss is summed over")
     recipe.backward(loss)
     results = {f"the gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {"the loss": loss.detach(), **results}

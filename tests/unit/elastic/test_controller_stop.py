@@ -31,10 +31,20 @@ def test_stop_with_nobody_left_ends_at_the_checkpoint() -> None:
     assert play.of(m.End) == [m.End("stopped", "no worker lives; go on from step 4 with --resume")]
 
 
-def test_stop_at_the_start_waits_for_the_first_checkpoint() -> None:
+def test_stop_at_the_start_waits_for_nothing() -> None:
     play = Play()
-    play.say(m.FaultRequested("stop"))
-    assert not play.of(m.End)
+    play.say(m.AgentUp(0, "a", "here"), m.FaultRequested("stop"))
+    assert play.of(m.End) == [m.End("stopped", "stopped before it had begun")]
+
+
+def test_agents_that_end_again_and_again_end_the_job() -> None:
+    play = Play()
+    for life in range(100):
+        play.say(m.AgentUp(0, f"a{life}", "here"))
+        if play.of(m.End):
+            break
+    assert life == 12
+    assert play.of(m.End)[0].reason == "the agent of slot 0 ends again and again; see logs/agent-0.log"
 
 
 def test_a_job_whose_workers_die_again_and_again_at_one_step_fails() -> None:

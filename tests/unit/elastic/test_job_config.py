@@ -100,6 +100,7 @@ def test_two_nodes_may_join_at_once(job_file: Path) -> None:
     [
         ("run: {name: [a}\n", ":1: "),
         ("run:\n  name: a\n  name: b\n", ":3: key 'name' is given twice"),
+        ("? [1, 2]\n: 3\n", ":1: a key must be a plain word"),
         ("just text\n", ": not a mapping"),
         ("", ": not a mapping"),
         ("run: {name: \x07}\n", ": not YAML"),

@@ -24,7 +24,8 @@ def test_the_picture_shows_where_the_run_stands(step_record: Make) -> None:
         view.record(record_to_json(step_record(step)))
     member = {"id": 3, "node": 1, "role": "worker", "pid": 9, "logical_ranks": [0, 1, 2, 6], "optimizer_bytes": 9.4e6}
     view.status({"state": "running", "generation": 2, "members": [member]})
-    view.event({"kind": "fault_injected", "fault": "kill-worker=1"})
+    view.event({"kind": "fault_injected", "fault": "stop"})
+    view.event({"kind": "fault_detected", "worker": 1})
     text = picture(view)
     for part in ("small", "5/40 steps", "loss 7.6000", "4,096 tokens/s", "generation 2", "1 fault", "0-2 6", "9.4 MB"):
         assert part in text

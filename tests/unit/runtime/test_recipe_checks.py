@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from dataloader.errors import RecipeError
-from runtime.recipe import Batch, GuardedRecipe, ParamGroup
+from runtime.recipe import Batch, GuardedRecipe, ParamGroup, build_recipe
 from runtime.recipe_checks import check_optimizer, check_recipe, group_names, group_options
 from runtime.shards.state import STORABLE
 
@@ -317,3 +319,18 @@ class TestOptimizer:
     def test_one_whose_rate_is_a_tensor(self) -> None:
         message = refusal(optimizer=lambda self, p: torch.optim.SGD(p, lr=torch.tensor(0.1)))
         assert "the schedule needs it as a number" in message
+
+
+def test_the_example_of_a_recipe_is_sound() -> None:
+    folder = Path(__file__).parents[3] / "examples"
+    job = yaml.safe_load((folder / "bigram.yaml").read_text()) | {"recipe_dir": str(folder)}
+    job["model"]["vocabulary"] = 100
+    recipe = build_recipe(job["recipe"], job)
+    check_recipe(recipe, recipe.build_model(), {"tokens": torch.arange(36).reshape(4, 9)}, 1)
+
+
+def test_a_loss_that_counts_nothing_is_refused() -> None:
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        return sum((p.sum() for p in model.parameters()), torch.zeros(())), 0
+
+    assert "counts no token" in refusal(loss=loss)
