@@ -330,7 +330,7 @@ def test_the_example_of_a_recipe_is_sound() -> None:
 
 
 def test_a_loss_that_counts_nothing_is_refused() -> None:
-    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    def loss(self: Any, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return sum((p.sum() for p in model.parameters()), torch.zeros(())), 0
 
     assert "counts no token" in refusal(loss=loss)
