@@ -22,7 +22,8 @@ class Scraper:
 
     def __init__(self, targets: Path) -> None:
         self.scrapes: dict[str, list[Scrape]] = {}
-        self.labels: list[dict[str, str]] = []
+        self.runs: set[str] = set()  # whose targets they were said to be
+        self.left: list[dict[str, Any]] = []  # targets, at the last look
         self._targets = targets
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -36,6 +37,7 @@ class Scraper:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        self._groups()
 
     def _run(self) -> None:
         while not self._ended.wait(SCRAPE_SECONDS):
@@ -49,7 +51,8 @@ class Scraper:
             groups: list[dict[str, Any]] = json.loads(self._targets.read_bytes())
         except FileNotFoundError:
             return []
-        self.labels = [group["labels"] for group in groups]
+        self.runs |= {group["labels"]["run"] for group in groups}
+        self.left = groups
         return groups
 
 

@@ -122,7 +122,9 @@ def check_faults(run: Run, faults: list[dict[str, Any]]) -> None:
     assert Counter(lost) == Counter(w for e in run.of_kind("recovery") for w in e["workers"] if w in members)
     assert [e["state"] for e in run.of_kind("run_ended")] == ["done"]
     assert all(e["detect_ms"] is None or e["detect_ms"] >= 0 for e in run.of_kind("recovery"))
-    assert len(run.of_kind("recovery")) == run.end["faults"]
+    detected = [e["worker"] for e in run.of_kind("fault_detected")]
+    assert {w for e in run.of_kind("recovery") for w in e["workers"] if w in members} <= set(detected)
+    assert len(detected) == run.end["faults"]
     pairs = run.sockets.ends
     assert {len(ends) for ends in pairs.values()} == {1}, pairs  # nobody's link was ever opened again
 

@@ -51,7 +51,8 @@ def test_status_of_a_run_that_has_ended(house: House, reference: Run) -> None:
 
 def test_prometheus_sees_it_run(reference: Run) -> None:
     assert set(reference.scraper.scrapes) == SLOTS
-    assert {label["run"] for label in reference.scraper.labels} == {"small"}
+    assert reference.scraper.runs == {"small"}
+    assert reference.scraper.left == []  # nobody answers any more
     computed = 0.0
     for scrapes in reference.scraper.scrapes.values():
         steps = [value(s, "everstep_step") for s in scrapes if "everstep_step" in names(s)]
