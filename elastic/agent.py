@@ -95,8 +95,6 @@ class Agent:
         self._kill_at: float | None = None  # monotonic; set once it is closing
         self._failed = False
         self._closed = threading.Event()
-        self._deaf = False  # its own waking is over
-        self._waking = threading.Lock()
         self._stack = ExitStack()
         with self._stack:  # undone here if any of it fails
             self._selector = self._stack.enter_context(selectors.DefaultSelector())
@@ -141,10 +139,9 @@ class Agent:
         return self._closed.wait(grace_seconds + 5.0)
 
     def _command(self, command: Callable[[], None]) -> None:
-        with self._waking:
-            if not self._deaf:
-                self._commands.append(command)
-                self._wake.set()
+        if not self._closed.is_set():
+            self._commands.append(command)
+            self._wake.set()
 
     # --- the control thread -----------------------------------------------------------------------------------------
 
@@ -161,8 +158,6 @@ class Agent:
                 self._insist()
                 self._send_if_due()
             self._forker.end()
-            with self._waking:
-                self._deaf = True
             self._stack.close()
             self._closed.set()
         except Exception:  # the process's edge: Ray brings the agent back, and its workers die with this one

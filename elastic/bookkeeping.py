@@ -29,7 +29,6 @@ class Bookkeeping(Workforce):
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
             self.deaths_in_place = self.agents_in_place = 0
-            self.skipped += record.verdict != "commit"
             self.last_step = to_plain(record)
         plan = self.ballots.plan
         if self.costs.now is not None and plan is not None and self.chronicle.ledger_next > plan.version:
@@ -69,7 +68,7 @@ class Bookkeeping(Workforce):
         plan = self.ballots.plan
         if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
             if plan.stop_at >= self.facts.steps:
-                self.end("done", f"{plan.stop_at} steps{f', {self.skipped} skipped' if self.skipped else ''}")
+                self.end("done", f"{plan.stop_at} steps")
             else:
                 self.end_early(f"stopped at step {plan.stop_at}; go on with --resume")
 

@@ -107,6 +107,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from elastic.config import load_job
     from elastic.launch import run_job
+    from elastic.record_lines import read_ledger
     from elastic.watch import complain
 
     job = load_job(arguments.job, arguments.set)
@@ -115,7 +116,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if outcome.state == "failed":
         complain(outcome.reason)
     elif outcome.state == "done":
-        print(f"done: weights in {_shown(run.weights)}; check them with `everstep audit {place}`")
+        skipped = sum(record.verdict != "commit" for record in read_ledger(run.ledger))
+        bad = f", {skipped} of {job.train.steps} steps skipped for a bad gradient" if skipped else ""
+        print(f"done{bad}: weights in {_shown(run.weights)}; check them with `everstep audit {place}`")
     elif outcome.state == "stopped":
         settings = "".join(f" --set {shlex.quote(setting)}" for setting in arguments.set)
         print(f"stopped: go on with `everstep run {shlex.quote(str(arguments.job))}{settings} --resume`")

@@ -20,7 +20,7 @@ from dataloader.errors import UsageError
 from elastic import messages as m
 from elastic.ballots import Asking
 from elastic.bookkeeping import Bookkeeping
-from elastic.faults import Fault, parse_fault
+from elastic.faults import Fault, FaultKind, parse_fault
 from elastic.injection import Scheduled, action_of, has_acted
 from elastic.messages import Action, Event
 from elastic.plan import Order, make_plan
@@ -103,7 +103,7 @@ class Controller(Bookkeeping):
                 if self.schedule.arrive(step):
                     self.to_worker(worker, {"kind": "release", "step": step})
             case m.FaultRequested(fault):
-                self.deferred.append(fault)
+                self.fault_requested(fault)
             case m.CannotGoOn(reason):
                 self.broken, self.stop_requested = reason, True
             case m.Tick():
@@ -114,8 +114,10 @@ class Controller(Bookkeeping):
         if self.ended is None:
             self.start_missing()
             self.initialise()
-            while self.deferred and not self.still_returning():
-                self.fault_requested(self.deferred.pop(0))
+            if self.deferred and not self.still_returning():
+                due, self.deferred = self.deferred, []
+                for fault in due:
+                    self.fault_requested(fault)
             self.evict_the_gone()
             if self.ballots.asking is not None:
                 self.conclude(self.ballots.asking)
@@ -318,8 +320,13 @@ class Controller(Bookkeeping):
                 self.to_worker(worker, {"kind": "release", "step": step})
 
     def fault_requested(self, text: str) -> None:
+        """A new controller first hears who is there; but a stop hits nobody, and must not get lost."""
         try:
-            self.inject(parse_fault(text), None)
+            fault = parse_fault(text)
+            if self.still_returning() and fault.kind is not FaultKind.STOP:
+                self.deferred.append(text)
+            else:
+                self.inject(fault, None)
         except UsageError as error:
             self.act(m.AppendEvent("fault_skipped", {"fault": text, "reason": str(error)}))
 

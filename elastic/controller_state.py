@@ -77,7 +77,6 @@ class ControllerState:
         self.prune_due = False
         self.failed_starts = 0
         self.agents_in_place = 0  # that came since then
-        self.skipped = 0  # steps with a bad gradient, as far as this controller recorded them
         self.start_after = 0.0  # no worker is started before
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""
@@ -90,6 +89,10 @@ class ControllerState:
 
     def wall(self) -> float:
         return self.epoch + self.now
+
+    def place(self) -> tuple[int, int]:
+        """(step, generation), as events and the status give them."""
+        return min(self.position, self.chronicle.ledger_next), self.ballots.number
 
     def act(self, action: Action) -> None:
         self._actions.append(action)

@@ -149,7 +149,7 @@ def _write_end(run: RunDirectory, state: str, reason: str, since: float) -> None
     with contextlib.suppress(EverstepError):
         if any(event["kind"] == "run_ended" and event["time"] >= since for event in read_events(run.events)):
             return
-        past = [event["generation"] for event in read_events(run.events)]
+        past = [int(event.get("generation", 0)) for event in read_events(run.events)]
         place = {"step": len(read_ledger(run.ledger)), "generation": max(past, default=0)}
         with EventLog(run.events) as events:
             events.append("run_ended", time=time.time(), **place, state=state, reason=reason)

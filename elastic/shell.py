@@ -21,8 +21,6 @@ from typing import Any, Protocol
 
 from dataloader.errors import EverstepError, InternalError
 from elastic import messages as m
-from elastic.ballots import Ballots
-from elastic.chronicle import Chronicle
 from elastic.config import JobConfig
 from elastic.controller_state import ControllerFacts
 from elastic.durable import write_state
@@ -45,13 +43,10 @@ log = logging.getLogger("everstep.controller")
 class Core(Protocol):
     """The pure controller (elastic/controller.py)."""
 
-    position: int
-    chronicle: Chronicle
-    ballots: Ballots
-
     def start(self, now: float) -> list[Action]: ...
     def handle(self, event: Event, now: float) -> list[Action]: ...
     def status(self) -> dict[str, Any]: ...
+    def place(self) -> tuple[int, int]: ...
 
 
 class Reach(Protocol):
@@ -197,8 +192,8 @@ class Shell:
                 raise InternalError(f"an action that the shell doesn't know: {action!r}")
 
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
-        step = min(self.core.position, self.core.chronicle.ledger_next)  # as in the status
-        place = {"step": step, "generation": self.core.ballots.number}
+        step, generation = self.core.place()
+        place = {"step": step, "generation": generation}
         self.tally.add(kind, fields)
         self._events.append(kind, **{"time": time.time(), **place, **fields})
 

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 def standing(controller: Controller) -> dict[str, Any]:
     ballots, chronicle, costs = controller.ballots, controller.chronicle, controller.costs
+    step, generation = controller.place()
     return {
         "state": state(controller),
-        "step": min(controller.position, chronicle.ledger_next),
+        "step": step,
         "steps": controller.facts.steps,
-        "generation": ballots.number,
+        "generation": generation,
         "members": [member(controller, w) for w in controller.roster if w.alive],
         "incarnation": ballots.incarnation,
         "last": dict(controller.last_step),

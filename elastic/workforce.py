@@ -122,12 +122,15 @@ class Workforce(ControllerState):
             self.act(m.PublishStatus())
 
     def fits(self, info: m.WorkerInfo) -> bool:
-        """Refuse a worker that would compute other bits than the first that came."""
-        self.reference = self.reference or info
-        differs = difference(self.reference, info)
-        if differs:
-            self.refuse(info.worker, f"of another numerics class: {differs}")
-        return not differs
+        """Refuse whoever would compute other bits than the members; while none is known, than the first that came."""
+        members = self.ballots.members
+        if self.reference is None or (info.worker in members and self.reference.worker not in members):
+            self.reference = info
+        others = [w.info for w in self.roster.living() if w.info is not None and w.id not in members]
+        for other in others:
+            if differs := difference(self.reference, other):
+                self.refuse(other.worker, f"of another numerics class: {differs}")
+        return self.roster.lives(info.worker)
 
     def refuse(self, worker: WorkerId, why: str) -> None:
         """At the start that ends the job: its hosts don't fit it. Later it costs one worker."""
@@ -172,11 +175,12 @@ class Workforce(ControllerState):
     def worker_failed(self, worker: WorkerId, message: str, theirs: bool) -> None:
         """It says why, before it ends. What ails one host that would join is no reason to end a job that goes on."""
         self.failure = f"worker {worker}: {message}"
-        if theirs and (worker in self.ballots.members or not self.members_living()):
+        joins = worker >= 0 and worker not in self.ballots.members  # -1: an agent, which nobody can do without
+        if theirs and not (joins and self.members_living()):
             self.end("failed", message)
 
     def members_living(self) -> bool:
-        return any(self.roster.lives(worker) for worker in self.ballots.members)
+        return any(self.roster.lives(worker) or worker in self.unseen for worker in self.ballots.members)
 
     def refuse_endless(self, worker: WorkerId, reason: str) -> None:
         """A job whose every worker dies at the same step would begin it again for ever."""

@@ -189,3 +189,29 @@ def test_a_job_that_what_it_runs_on_has_left_saves_what_it_can_and_fails() -> No
     play.say(m.WeightsWritten(0, 0))
     (end,) = play.of(m.End)
     assert (end.state, end.reason) == ("failed", "Ray's gcs_server has died; stopped at step 0; go on with --resume")
+
+
+def test_after_a_restart_a_misfit_that_is_heard_first_does_not_cost_the_members() -> None:
+    second = successor(Play().begun())
+    second.say(m.AgentUp(0, "a", "here", (replace(info(9), probe="other bits"), info(0), info(1))))
+    second.say(m.AgentUp(1, "b", "there", (info(2), info(3))))
+    assert [kill.worker for kill in second.of(m.KillWorker)] == [9]
+    assert not second.of(m.End)
+
+
+def test_after_a_restart_a_joiner_that_fails_does_not_end_the_job() -> None:
+    second = successor(Play().begun())
+    second.say(m.WorkerFailed(9, "no such module", True))
+    assert not second.of(m.End)
+
+
+def test_an_agent_that_fails_ends_the_job() -> None:
+    play = Play().begun()
+    play.say(m.WorkerFailed(-1, "the agent of slot 1: it is broken", True))
+    assert [end.reason for end in play.of(m.End)] == ["the agent of slot 1: it is broken"]
+
+
+def test_a_stop_is_heard_before_the_agents_are() -> None:
+    second = successor(Play().begun())
+    second.say(m.FaultRequested("stop"))
+    assert events(second, "fault_injected") == [{"fault": "stop"}]

@@ -3,7 +3,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +38,6 @@ class Script:
         self.heard: list[Event] = []
         self.begun: tuple[int, int | None] = (-1, None)
         self.digest: Callable[[int], str | None] = lambda step: None
-        self.position = 0
-        self.chronicle = SimpleNamespace(ledger_next=0)
-        self.ballots = SimpleNamespace(number=3)
 
     def start(self, now: float) -> list[Action]:
         return self.answers.pop(0) if self.answers else []
@@ -52,6 +48,9 @@ class Script:
 
     def status(self) -> dict[str, Any]:
         return {"state": "training", "step": len(self.heard), "generation": 3, "loss": float("nan")}
+
+    def place(self) -> tuple[int, int]:
+        return 4, 3
 
 
 class Outside:
@@ -169,7 +168,6 @@ def test_an_event_record_has_its_place_unless_it_says_one(stage: Stage) -> None:
     shell = stage.open(
         [m.AppendEvent("plan", {"step": 9, "generation": 8}), m.AppendEvent("recovery", {"pause_ms": 5})]
     )
-    stage.core.position, stage.core.chronicle.ledger_next = 5, 4  # one step is decided and not written yet
     shell.start()
     plan, recovery = read_events(stage.run.events)
     assert (plan["step"], plan["generation"]) == (9, 8)
