@@ -126,7 +126,7 @@ class AgentActor:
     """`facts`: slot, run_dir, job, secret, host, strict_port, local, directory (to work in). Plain values."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        die_with_raylet(facts["local"])
+        die_with_raylet()
         answer_first(whole_process=True)
         run_dir = Path(facts["run_dir"])
         log_to(run_dir / "logs" / f"agent-{facts['slot']}.log")

@@ -57,7 +57,7 @@ class ControllerActor:
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        die_with_raylet(facts["local"])
+        die_with_raylet()
         answer_first(whole_process=True)
         self._facts = facts
         self._run = RunDirectory(Path(facts["run_dir"]))

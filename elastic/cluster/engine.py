@@ -19,6 +19,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from typing import Any
 import psutil
 
 from dataloader.errors import HostError, UsageError
+from elastic.cluster.fate import start_sweeper
 from elastic.config import JobConfig
 
 PREFIX = "everstep-ray-"
@@ -69,7 +71,7 @@ class Engine:
         return next((name for name, process in zip(NEEDED, self.processes, strict=False) if _is_dead(process)), "")
 
     def kill(self) -> None:
-        """What a broken local Ray can't do: end all that it has started. They see their raylet die (fate.py)."""
+        """What a broken local Ray can't do: end all that it has started. They die with their raylet (fate.py)."""
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -98,10 +100,14 @@ def local_ray(namespace: str, cpus: int) -> Iterator[Engine]:
                 _temp_dir=str(directory),
                 _system_config=SYSTEM_CONFIG,
             )
+        needed = _needed_processes()
+        sweeper = start_sweeper(needed[0].pid)
         try:
-            yield Engine(_address(), namespace, True, str(token), _needed_processes())
+            yield Engine(_address(), namespace, True, str(token), needed)
         finally:
             ray.shutdown()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                sweeper.wait(KILL_PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
