@@ -19,9 +19,8 @@ time.sleep(60)
 """
 PARENT = """
 import os, subprocess, sys, time
-env = {{**os.environ, "RAY_RAYLET_PID": str(os.getpid())}}
-helper = subprocess.Popen(["sleep", "60"], env=env, stdout=subprocess.DEVNULL)
-child = subprocess.Popen([sys.executable, "-c", {child!r}], env=env, stdout=subprocess.PIPE, text=True)
+helper = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE, text=True)
 child.stdout.readline()
 print(helper.pid, child.pid, flush=True)
 time.sleep(60)
@@ -55,8 +54,8 @@ def test_all_that_a_raylet_started_is_swept(
 ) -> None:
     raylet, helper, child = family
     child.suspend()  # so that it can't do it
-    bystander = subprocess.Popen(["sleep", "60"], env={**os.environ, "RAY_RAYLET_PID": "1"})
     sweeper = start_sweeper(raylet.pid)
+    bystander = subprocess.Popen(["sleep", "60"])
     assert os.getsid(sweeper.pid) == sweeper.pid  # no terminal's signal reaches it
     raylet.send_signal(signal.SIGKILL)
     psutil.wait_procs([child, helper], timeout=10)
@@ -69,8 +68,8 @@ def test_all_that_a_raylet_started_is_swept(
 
 
 def test_a_raylet_that_is_gone_already(family: tuple[subprocess.Popen[str], psutil.Process, psutil.Process]) -> None:
-    raylet, helper, _ = family
+    raylet, _, child = family
     raylet.kill()
     raylet.wait()
+    child.wait(timeout=10)
     assert start_sweeper(raylet.pid).wait(timeout=10) == 0
-    helper.wait(timeout=10)
