@@ -118,6 +118,8 @@ def action_of(fault: Fault, roster: Roster) -> Action | str | None:
             return StartAgent(roster.new_slot())
         case FaultKind.STOP:
             return None
+        case other:
+            return f"{other} is not known here"
 
 
 def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
@@ -132,5 +134,5 @@ def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
             return any(n.alive and n.id >= waited.nodes_before for n in roster.nodes.values())
         case FaultKind.KILL_CONTROLLER:
             return incarnation > waited.incarnation
-        case FaultKind.STOP:
+        case _:
             return True
