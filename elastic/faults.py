@@ -84,7 +84,7 @@ class Point(StrEnum):
     SAVE = "save"  # write a file of a checkpoint
 
 
-WORKER_POINTS = frozenset(Point)
+POINTS = frozenset(Point)
 K = FaultKind
 
 
@@ -99,16 +99,13 @@ class Form:
     whats: tuple[str, ...] = ()
 
 
-_WORKER = {"number": "ID", "points": WORKER_POINTS}
-_NODE = {"number": "NODE", "points": WORKER_POINTS}
-_CONTROLLER = {"points": frozenset({Point.PLAN, Point.SAVE})}
 FORMS: dict[FaultKind, Form] = {
-    K.KILL_WORKER: Form(**_WORKER),
-    K.KILL_AGENT: Form(**_NODE),
-    K.KILL_NODE: Form(**_NODE),
-    K.KILL_CONTROLLER: Form(**_CONTROLLER),
+    K.KILL_WORKER: Form("ID", points=POINTS),
+    K.KILL_AGENT: Form("NODE", points=POINTS),
+    K.KILL_NODE: Form("NODE", points=POINTS),
+    K.KILL_CONTROLLER: Form(points=frozenset({Point.PLAN, Point.SAVE})),
     K.KILL_DRIVER: Form(),
-    K.FREEZE_WORKER: Form(**_WORKER, options=("seconds",)),
+    K.FREEZE_WORKER: Form("ID", ("seconds",), points=POINTS),
     K.FREEZE_AGENT: Form("NODE", ("seconds",)),
     K.FREEZE_NODE: Form("NODE", ("seconds",)),
     K.FREEZE_CONTROLLER: Form(options=("seconds",)),
@@ -117,9 +114,9 @@ FORMS: dict[FaultKind, Form] = {
     K.THAW_NODE: Form("NODE"),
     K.SLOW_WORKER: Form("ID", ("factor", "seconds"), ("factor",)),
     K.SLOW_NODE: Form("NODE", ("factor", "seconds"), ("factor",)),
-    K.PARTITION_WORKER: Form(**_WORKER, options=("peer", "way", "seconds")),
+    K.PARTITION_WORKER: Form("ID", ("peer", "way", "seconds"), points=POINTS),
     K.PARTITION_NODE: Form("NODE", ("way", "seconds")),
-    K.DELAY_WORKER: Form(**_WORKER, options=("peer", "seconds"), needs=("seconds",)),
+    K.DELAY_WORKER: Form("ID", ("peer", "seconds"), ("seconds",), POINTS),
     K.CORRUPT_WORKER: Form("ID", ("what",), ("what",), whats=("link", "gradient", "parameter")),
     K.POISON: Form(options=("what",), needs=("what",), whats=("nan", "spike")),
     K.DISK_FULL: Form(options=("seconds",), needs=("seconds",)),
