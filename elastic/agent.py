@@ -35,10 +35,12 @@ from elastic.wire import KEPT_KINDS, PATIENT_KINDS, Plain, action_from_plain, ev
 from runtime.comm.local import LocalServer, private_directory
 from runtime.comm.loop import Wake, dispatch
 from runtime.protocol import WorkerId
+from runtime.thawing import thaw_later
 
 PATIENCE_SECONDS = 0.02  # how long an event may wait for company
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 0.1  # how often workers are looked after
+BEAT_SECONDS = 0.5  # how often the controller hears of this agent
 BROKEN_EXIT_CODE = 70
 
 log = logging.getLogger("everstep.agent")
@@ -93,6 +95,7 @@ class Agent:
         self._commands: deque[Callable[[], None]] = deque()
         self._outgoing = _Outgoing()
         self._kill_at: float | None = None  # monotonic; set once it is closing
+        self._beat_at = float("inf")  # monotonic; once it has introduced itself
         self._failed = False
         self._closed = threading.Event()
         self._stack = ExitStack()
@@ -156,6 +159,7 @@ class Agent:
                 except EverstepError as error:
                     self._fail(error)
                 self._insist()
+                self._beat()
                 self._send_if_due()
             self._forker.end()
             self._stack.close()
@@ -193,9 +197,16 @@ class Agent:
             events, self._outgoing = self._outgoing.events, _Outgoing()
             self._controller.report(events)
 
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_SECONDS
+            self._say(event_to_plain(m.AgentBeat(self.facts.slot, self.instance)))
+
     def _introduce(self) -> None:
         if self._kill_at is not None:
             return
+        self._beat_at = time.monotonic()
         host = self.facts.host if self.facts.metrics_host in ("0.0.0.0", "::") else self.facts.metrics_host
         event = {
             "kind": "AgentUp",
@@ -223,8 +234,22 @@ class Agent:
                         self._crew.start(worker)
                 case m.KillWorker() as kill:
                     self._crew.kill(kill)
+                case m.Freeze(_, worker, seconds, whole):
+                    self._freeze(worker, seconds, whole)
+                case m.Thaw(_, worker):
+                    self._crew.thaw(worker)
                 case m.ToWorker(_, worker, message):
                     self._crew.tell(worker, message)
+
+    def _freeze(self, worker: WorkerId, seconds: float | None, whole: bool) -> None:
+        if worker >= 0:
+            self._crew.freeze(worker, seconds)
+            return
+        pids = [*(self._crew.pids() if whole else []), os.getpid()]
+        if seconds is not None:
+            thaw_later(pids, seconds)
+        for pid in pids:  # this one last
+            os.kill(pid, signal.SIGSTOP)
 
     def _setup(self, worker: WorkerId) -> Plain:
         return {

@@ -20,13 +20,13 @@ from dataloader.errors import UsageError
 from elastic import messages as m
 from elastic.ballots import Asking
 from elastic.bookkeeping import Bookkeeping
-from elastic.faults import Fault, FaultKind, parse_fault
-from elastic.injection import Scheduled, action_of, has_acted
+from elastic.faults import Fault, FaultKind, Point, parse_fault
+from elastic.injection import Scheduled, actions_of, has_acted
 from elastic.messages import Action, Event
 from elastic.plan import Order, make_plan
 from elastic.roster import WorkerState
 from elastic.standing import standing
-from elastic.workforce import ASK_TIMEOUT_SECONDS, RETURN_PATIENCE_SECONDS
+from elastic.workforce import ASK_TIMEOUT_SECONDS, BEAT_PERIOD_SECONDS, RETURN_PATIENCE_SECONDS
 from runtime.protocol import Plan, Report, WorkerId, to_plain
 
 RESEND_SECONDS = 1.0
@@ -74,8 +74,10 @@ class Controller(Bookkeeping):
                 self.worker_up(info)
             case m.WorkerLinked(worker):
                 self.worker_linked(worker)
-            case m.WorkerExited(worker, reason, time):
-                self.worker_gone(worker, reason, time, "exit")
+            case m.AgentBeat(slot, instance):
+                self.agent_beat(slot, instance)
+            case m.WorkerExited(worker, reason, time, notice):
+                self.worker_gone(worker, reason, time, notice)
             case m.WorkerFailed(worker, message, theirs):
                 self.worker_failed(worker, message, theirs)
             case m.LinkLost(worker, peer, time):
@@ -94,6 +96,7 @@ class Controller(Bookkeeping):
                 self.progress(event)
             case m.ShardSaved():
                 if (manifest := self.chronicle.shard_saved(event)) is not None:
+                    self.reach(Point.SAVE)
                     self.act(manifest)
             case m.CheckpointWritten(version):
                 self.checkpoint_written(version)
@@ -119,6 +122,7 @@ class Controller(Bookkeeping):
                 for fault in due:
                     self.fault_requested(fault)
             self.evict_the_gone()
+            self.give_up_silent_agents()
             if self.ballots.asking is not None:
                 self.conclude(self.ballots.asking)
             if self.ballots.asking is None and self.ballot_due():
@@ -138,6 +142,8 @@ class Controller(Bookkeeping):
     def deadlines(self) -> list[float]:
         """When something is due by time alone."""
         times = self.suspects.deadlines()
+        if self.agents:
+            times.append(self.now + BEAT_PERIOD_SECONDS)
         if self.returning:
             times.append(self.started + RETURN_PATIENCE_SECONDS)
         if not self.ballots.members:
@@ -241,6 +247,7 @@ class Controller(Bookkeeping):
             if member.worker not in before:
                 self.act(m.AppendEvent("member_joined", {"worker": member.worker, "node": member.node}))
         self.act(m.AppendEvent("plan", self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)))
+        self.reach(Point.PLAN)
         self.send_plan(plan, set(plan.ids()))
         self.act(m.PublishStatus())
 
@@ -334,19 +341,22 @@ class Controller(Bookkeeping):
         """Recorded before it is done, so that nobody does it twice."""
         facts: dict[str, Any] = {"fault": str(fault)}
         nodes_before = self.roster.next_node
-        action = action_of(fault, self.roster)
-        if action is None:
+        actions = actions_of(fault, self.roster)
+        if fault.kind is FaultKind.STOP:
             self.stop_requested = True
         if scheduled is not None:
             facts["index"] = scheduled.index
-            scheduled.state = "over" if isinstance(action, str) else "injected"
+            scheduled.state = "over" if isinstance(actions, str) else "injected"
             scheduled.incarnation, scheduled.nodes_before = self.ballots.incarnation, nodes_before
         self.persist()
-        if isinstance(action, str):
-            self.act(m.AppendEvent("fault_skipped", {**facts, "reason": action}))
+        if isinstance(actions, str):
+            self.act(m.AppendEvent("fault_skipped", {**facts, "reason": actions}))
             if scheduled is not None and scheduled.wait:
                 self.release(scheduled.at_step)
             return
         self.act(m.AppendEvent("fault_injected", facts))
-        if action is not None:
+        if fault.kind is FaultKind.KILL_CONTROLLER and fault.during is not None:
+            self.armed.append(fault)
+            return
+        for action in actions:
             self.act(action)

@@ -13,6 +13,8 @@ from typing import Any
 from elastic import messages as m
 from elastic.ballots import Ballots
 from elastic.chronicle import Chronicle
+from elastic.detector import AgentWatch
+from elastic.faults import Fault, Point
 from elastic.injection import FaultEntry, Schedule
 from elastic.messages import Action, NodeId
 from elastic.recovery import Costs
@@ -56,6 +58,7 @@ class ControllerState:
         self.schedule = Schedule(facts.faults)
         self.ballots = Ballots(incarnation)
         self.suspects = Suspects()
+        self.agents = AgentWatch()
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
         self.computed = 0
@@ -64,6 +67,7 @@ class ControllerState:
         self.unseen: dict[WorkerId, tuple[NodeId, int]] = {}
         self.stop_requested = False
         self.broken = ""  # why the job can't go on, if it is to end for that
+        self.armed: list[Fault] = []  # injected faults that wait here for a point of the protocol
         self.deferred: list[str] = []  # faults from the command line, until the agents have told who is there
         if durable is not None:
             self.restore(durable)
@@ -110,6 +114,12 @@ class ControllerState:
             self.act(m.AppendEvent("run_ended", {"state": state, "reason": reason, **totals}))
             self.act(m.PublishStatus())
             self.act(m.End(state, reason))
+
+    def reach(self, point: Point) -> None:
+        """Do what was armed for this point: right before what follows."""
+        due, self.armed = [f for f in self.armed if f.during is point], [f for f in self.armed if f.during is not point]
+        for _ in due:
+            self.act(m.KillController())  # the only one that waits here
 
     # --- what survives, who is spoken to ----------------------------------------------------------------------------
 

@@ -19,11 +19,13 @@ from typing import Any
 
 from dataloader.errors import PeerError
 from elastic import messages as m
+from elastic.detector import AwakeClock, Suspicion, WorkerWatch
 from elastic.metrics import AgentMetrics
-from elastic.processes import Failure, Forker, WorkerProcess
+from elastic.processes import Failure, Forker, WorkerProcess, look_at
 from elastic.wire import Plain, event_to_plain, from_worker
 from runtime.comm.local import Channel, LocalServer
 from runtime.protocol import WorkerId, record_from_plain
+from runtime.thawing import thaw_later
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Worker:
     optimizer_bytes: int = 0
     computed: int = 0  # micro-batches in its life
     kill: m.KillWorker | None = None  # asked for before it was forked
+    watch: WorkerWatch | None = None
+    suspicion: Suspicion | None = None  # why it was killed
     exited: float | None = None  # wall clock
 
 
@@ -57,6 +61,7 @@ class Crew:
         self.exited: list[Plain] = []  # Exit, in its plain form, of all that have
         self._strangers: list[Channel] = []  # connected, and not known to be a worker of ours yet
         self._sent_to_all: signal.Signals | None = None  # so also to those who are being forked
+        self._clock = AwakeClock()
 
     def __bool__(self) -> bool:
         return bool(self._workers)
@@ -86,6 +91,24 @@ class Crew:
         worker.process.send(signal.SIGKILL)
         if kill.fault:
             self._say(event_to_plain(m.Killed(worker.id, moment)))
+
+    def freeze(self, worker: WorkerId, seconds: float | None) -> None:
+        """An injected fault."""
+        known = self._workers.get(worker)
+        if known is None or known.process is None or known.exited is not None:
+            return
+        if seconds is not None:
+            thaw_later([known.process.pid], seconds)
+        known.process.send(signal.SIGSTOP)
+        self._say(event_to_plain(m.Killed(worker, time.time())))
+
+    def thaw(self, worker: WorkerId) -> None:
+        known = self._workers.get(worker)
+        if known is not None and known.process is not None:
+            known.process.send(signal.SIGCONT)
+
+    def pids(self) -> list[int]:
+        return [w.process.pid for w in self._workers.values() if w.process is not None and w.exited is None]
 
     def tell(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
         known = self._workers.get(worker)
@@ -120,13 +143,25 @@ class Crew:
             self._listen(worker)
             if worker.exited is not None and worker.process is not None:
                 self._gone(worker, worker.process.reap(), worker.exited)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Who hangs is killed here and now, before anybody hears of it: so its work is given away only after."""
+        now = self._clock.advance(time.monotonic())
+        for worker in self._workers.values():
+            watch, process = worker.watch, worker.process
+            if watch is None or process is None or worker.suspicion is not None or not watch.wants_a_look(now):
+                continue
+            if (seen := look_at(process.pid)) is not None and (suspicion := watch.judge(now, seen)) is not None:
+                worker.suspicion = suspicion
+                process.send(signal.SIGKILL)
 
     def _forked(self, started: WorkerProcess | Failure) -> None:
         worker = self._workers[started.worker]
         if isinstance(started, Failure):
             self._gone(worker, started.reason, time.time())
             return
-        worker.process = started
+        worker.process, worker.watch = started, WorkerWatch(self._clock.seconds)
         self._selector.register(started.pidfd, selectors.EVENT_READ, lambda _: self._exit_seen(worker))
         if self._sent_to_all is not None:
             started.send(self._sent_to_all)
@@ -158,12 +193,26 @@ class Crew:
             if message.get("kind") == "Hello":
                 continue  # greeted already
             try:
+                if self._is_for_us(worker, message):
+                    continue
                 event = from_worker(worker.id, message)
                 self._note(worker, event)
             except (PeerError, KeyError, TypeError, ValueError) as error:
                 worker.channel.close(f"worker {worker.id} says what it may not: {error}")
                 return
             self._say(event)
+
+    def _is_for_us(self, worker: Worker, message: Mapping[str, Any]) -> bool:
+        match message.get("kind"):
+            case "Alive":
+                if worker.watch is not None:
+                    busy, usual = float(message["busy_seconds"]), float(message["usual_seconds"])
+                    worker.watch.beat(self._clock.seconds, busy, usual)
+            case "Struck":  # an injected fault is about to hit it
+                self._say(event_to_plain(m.Killed(worker.id, float(message["time"]))))
+            case _:
+                return False
+        return True
 
     def _note(self, worker: Worker, event: Plain) -> None:
         match event["kind"]:
@@ -196,5 +245,8 @@ class Crew:
             worker.channel.close("its process has ended")
         del self._workers[worker.id]
         self._metrics.worker_gone(worker.id)
+        notice = "exit"
+        if worker.suspicion is not None:
+            notice, reason = worker.suspicion.kind, f"{worker.suspicion.reason}: killed"
         self.exited.append({"worker": worker.id, "reason": reason, "time": moment, "computed": worker.computed})
-        self._say(event_to_plain(m.WorkerExited(worker.id, reason, moment)))
+        self._say(event_to_plain(m.WorkerExited(worker.id, reason, moment, notice)))

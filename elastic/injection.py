@@ -13,9 +13,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.faults import Fault, FaultKind, parse_fault
-from elastic.messages import Action, KillAgent, KillController, KillWorker, StartAgent
-from elastic.roster import Roster
+from elastic.faults import FORMS, OPTIONS, Fault, FaultKind, parse_fault
+from elastic.messages import (
+    Action,
+    Freeze,
+    FreezeController,
+    KillAgent,
+    KillController,
+    KillDriver,
+    KillWorker,
+    StartAgent,
+    Thaw,
+    ThawAgent,
+    ToWorker,
+)
+from elastic.roster import Node, Roster
+from runtime.protocol import WorkerId
 
 
 class FaultEntry(Protocol):
@@ -96,30 +109,66 @@ class Schedule:
         return all(f.state == "over" for f in self.faults if f.at_step == step and f.wait)
 
 
-def action_of(fault: Fault, roster: Roster) -> Action | str | None:
-    """What does the fault; text: why its target is gone. None: `stop`, which is a plan's business."""
-    target = -1 if fault.target is None else fault.target
-    match fault.kind:
-        case FaultKind.KILL_WORKER:
-            if not roster.lives(target):
-                return f"worker {target} is not there"
-            return KillWorker(roster.workers[target].slot, target, fault=True)
-        case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:
+def actions_of(fault: Fault, roster: Roster) -> list[Action] | str:
+    """What does the fault; text: why its target is gone. Nothing for `stop`, which is a plan's business."""
+    kind, target = fault.kind, -1 if fault.target is None else fault.target
+    match FORMS[kind].number:
+        case "ID":
+            return _on_worker(fault, roster, target) if roster.lives(target) else f"worker {target} is not there"
+        case "NODE":
             node = roster.nodes.get(target)
-            if node is None or not node.alive:
-                return f"node {target} is not there"
-            again = fault.kind is FaultKind.KILL_AGENT
-            if not again:
-                roster.slots.discard(node.slot)
-            return KillAgent(node.slot, again)
+            return _on_node(fault, roster, node) if node and node.alive else f"node {target} is not there"
+    match kind:
         case FaultKind.KILL_CONTROLLER:
-            return KillController()
+            return [KillController()]
+        case FaultKind.FREEZE_CONTROLLER:
+            return [FreezeController(fault.seconds)]
+        case FaultKind.KILL_DRIVER:
+            return [KillDriver()]
         case FaultKind.ADD_NODE:
-            return StartAgent(roster.new_slot())
+            return [StartAgent(roster.new_slot())]
         case FaultKind.STOP:
-            return None
-        case other:
-            return f"{other} is not known here"
+            return []
+    return f"{kind} is not known here"
+
+
+def _on_worker(fault: Fault, roster: Roster, worker: WorkerId) -> list[Action]:
+    slot = roster.workers[worker].slot
+    if fault.during is None:
+        match fault.kind:
+            case FaultKind.KILL_WORKER:
+                return [KillWorker(slot, worker, fault=True)]
+            case FaultKind.FREEZE_WORKER:
+                return [Freeze(slot, worker, fault.seconds)]
+            case FaultKind.THAW_WORKER:
+                return [Thaw(slot, worker)]
+    return [ToWorker(slot, worker, in_worker(fault))]
+
+
+def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
+    workers = [w.id for w in roster.living() if w.node == node.id]
+    again = fault.kind is FaultKind.KILL_AGENT
+    if fault.kind is FaultKind.KILL_NODE:
+        roster.slots.discard(node.slot)
+    match fault.kind:
+        case FaultKind.KILL_AGENT | FaultKind.KILL_NODE if fault.during is None:
+            return [KillAgent(node.slot, again)]
+        case FaultKind.FREEZE_AGENT | FaultKind.FREEZE_NODE:
+            return [Freeze(node.slot, -1, fault.seconds, whole=fault.kind is FaultKind.FREEZE_NODE)]
+        case FaultKind.THAW_AGENT | FaultKind.THAW_NODE:
+            return [ThawAgent(node.slot)]
+        case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:  # one of its workers does it, where it comes to the point
+            if not workers:
+                return f"node {node.id} has no worker that could come to {fault.during}"
+            return [ToWorker(node.slot, min(workers), in_worker(fault))]
+    return [ToWorker(node.slot, worker, in_worker(fault)) for worker in workers]
+
+
+def in_worker(fault: Fault) -> dict[str, Any]:
+    """The message to a worker that does the fault to itself (runtime/injected.py)."""
+    options = {name: getattr(fault, name) for name in OPTIONS}
+    during = None if fault.during is None else str(fault.during)
+    return {"kind": "inject", "fault": {"kind": str(fault.kind), **options, "during": during}}
 
 
 def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
@@ -133,6 +182,12 @@ def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
         case FaultKind.KILL_AGENT | FaultKind.ADD_NODE:
             return any(n.alive and n.id >= waited.nodes_before for n in roster.nodes.values())
         case FaultKind.KILL_CONTROLLER:
+            return incarnation > waited.incarnation
+        case FaultKind.FREEZE_WORKER if waited.fault.seconds is None:  # it is found, and replaced
+            return not roster.lives(target)
+        case FaultKind.FREEZE_NODE | FaultKind.FREEZE_AGENT if waited.fault.seconds is None:
+            return any(n.alive and n.id >= waited.nodes_before for n in roster.nodes.values())
+        case FaultKind.FREEZE_CONTROLLER if waited.fault.seconds is None:
             return incarnation > waited.incarnation
         case _:
             return True

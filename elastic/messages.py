@@ -61,6 +61,14 @@ class AgentDown:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentBeat:
+    """It lives, and its control thread runs."""
+
+    slot: int
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerUp:
     info: WorkerInfo
 
@@ -74,9 +82,12 @@ class WorkerLinked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
+    """`notice`: how it was found: it ended by itself (exit), or its agent killed it (frozen, hung, stuck)."""
+
     worker: WorkerId
     reason: str
     time: float
+    notice: str = "exit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +206,7 @@ class CannotGoOn:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """An injected kill was done: the moment of it. `slot`: an agent's (worker is -1 then), told by the shell."""
+    """An injected kill or freeze was done: the moment of it. `slot`: an agent's (worker is -1 then)."""
 
     worker: WorkerId
     time: float
@@ -217,6 +228,7 @@ class Tick:
 Event: TypeAlias = (
     AgentUp
     | AgentDown
+    | AgentBeat
     | WorkerUp
     | WorkerLinked
     | WorkerExited
@@ -278,6 +290,31 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Freeze:
+    """An injected SIGSTOP, and SIGCONT after so many seconds, if any: a worker; -1: the agent, `whole` with workers."""
+
+    slot: int
+    worker: WorkerId
+    seconds: float | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """SIGCONT to a worker."""
+
+    slot: int
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class ThawAgent:
+    """SIGCONT to an agent and its workers, for which it can't do it itself."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class KillAgent:
     """SIGKILL the agent's process; its workers die with it. `again`: Ray brings it back."""
 
@@ -288,6 +325,16 @@ class KillAgent:
 @dataclass(frozen=True, slots=True)
 class KillController:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeController:
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KillDriver:
+    """SIGKILL to the job process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +394,13 @@ Action: TypeAlias = (
     | WelcomeAgent
     | StartWorker
     | KillWorker
+    | Freeze
+    | Thaw
+    | ThawAgent
     | KillAgent
     | KillController
+    | FreezeController
+    | KillDriver
     | ToWorker
     | AppendEvent
     | AppendLedger

@@ -58,7 +58,10 @@ class Reach(Protocol):
     def kill_agent(self, slot: int, again: bool) -> float | None:
         """The moment of the kill; None if there is nothing to kill."""
 
+    def thaw_agent(self, slot: int) -> None: ...
     def kill_controller(self) -> None: ...
+    def freeze_controller(self, seconds: float | None) -> None: ...
+    def kill_driver(self) -> None: ...
     def slots(self) -> list[int]: ...
     def wake(self, after_seconds: float) -> None: ...
     def ended(self, state: str, reason: str) -> None: ...
@@ -145,7 +148,14 @@ class Shell:
         """In order. Actions for agents are collected as long as nothing else comes between, then sent as one call."""
         for action in actions:
             match action:
-                case m.WelcomeAgent(slot) | m.StartWorker(slot) | m.KillWorker(slot) | m.ToWorker(slot):
+                case (
+                    m.WelcomeAgent(slot)
+                    | m.StartWorker(slot)
+                    | m.KillWorker(slot)
+                    | m.Freeze(slot)
+                    | m.Thaw(slot)
+                    | m.ToWorker(slot)
+                ):
                     self._outgoing.setdefault(slot, []).append(action_to_plain(action))
                 case m.Wake(after_seconds):
                     self._reach.wake(after_seconds)
@@ -183,9 +193,15 @@ class Shell:
                 moment = self._reach.kill_agent(slot, again)
                 if moment is not None:
                     self._follow_ups.append(m.Killed(-1, moment, slot))
+            case m.ThawAgent(slot):
+                self._reach.thaw_agent(slot)
             case m.KillController():
                 self._publish(force=True)
                 self._reach.kill_controller()
+            case m.FreezeController(seconds):
+                self._reach.freeze_controller(seconds)
+            case m.KillDriver():
+                self._reach.kill_driver()
             case m.End(state, reason):
                 self._finish(state, reason)
             case _:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from elastic import messages as m
 from elastic.controller_state import ControllerState
+from elastic.detector import AGENT_SILENT_SECONDS
 from elastic.faults import FaultKind
 from elastic.roster import Node, WorkerState, difference
 from elastic.suspects import GRACE_SECONDS
 from runtime.protocol import WorkerId
 
 ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long is taken for dead
+BEAT_PERIOD_SECONDS = 0.5  # of agents; so often their silence is looked for
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
 DEATHS_IN_PLACE = 4  # times as many workers as the job has, dying at one step, are no accident
@@ -103,6 +105,7 @@ class Workforce(ControllerState):
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
         node = self.roster.node_in(slot)
+        self.agents.forget(node.instance if node is not None and not instance else instance)
         if node is not None and instance in ("", node.instance):
             for worker in self.roster.node_down(node.id):
                 self.gone(worker, f"node {node.id} is gone", time, "agent")
@@ -110,6 +113,25 @@ class Workforce(ControllerState):
             self.act(m.PublishStatus())
         if instance == "" and slot in self.roster.slots:
             self.act(m.StartAgent(slot))
+
+    def agent_beat(self, slot: int, instance: str) -> None:
+        node = self.roster.node_in(slot)
+        if node is not None and node.instance == instance:
+            if not self.agents:
+                self.act(m.Wake(BEAT_PERIOD_SECONDS))
+            self.agents.beat(instance, self.now)
+        elif node is None and any(n.instance == instance for n in self.roster.nodes.values()):
+            self.act(m.KillAgent(slot, again=slot in self.roster.slots))  # given up as silent, and back
+
+    def give_up_silent_agents(self) -> None:
+        """Nobody can tell its workers anything any more: they go with it, and it comes back as a new node."""
+        for instance in self.agents.silent(self.now):
+            node = next((n for n in self.roster.nodes.values() if n.alive and n.instance == instance), None)
+            self.agents.forget(instance)
+            if node is not None:
+                self.act(m.AppendEvent("agent_silent", {"node": node.id, "seconds": AGENT_SILENT_SECONDS}))
+                self.act(m.KillAgent(node.slot, again=True))
+                self.agent_down(node.slot, instance, self.wall())
 
     def worker_up(self, info: m.WorkerInfo) -> None:
         worker = self.roster.workers.get(info.worker)

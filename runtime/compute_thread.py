@@ -7,6 +7,7 @@ that is running when the wish changes goes on if it is still wanted, and else st
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ class Failed:
 class MicroBatchDone:
     step: int
 
+
+PACE_MICRO_BATCHES = 64
+PACE_LEAST = 4  # the first ones compile, allocate and read for the first time
 
 Outcome = Computed | Failed | MicroBatchDone
 RunRank = Callable[[int, int, torch.Tensor, Callable[[], bool], Callable[[], None]], RankWork | None]
@@ -65,6 +69,8 @@ class ComputeThread:
         self._cancel = False
         self._installed: int | None = None
         self._outcomes: deque[Outcome] = deque()
+        self._begun = 0.0  # monotonic: when the micro-batch under way was begun
+        self._durations: deque[float] = deque(maxlen=PACE_MICRO_BATCHES)
         self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
 
     def start(self) -> None:
@@ -75,6 +81,13 @@ class ComputeThread:
         """Whether a logical rank is being computed or is about to be."""
         with self._changed:
             return self._running is not None or bool(self._wanted)
+
+    def pace(self) -> tuple[float, float]:
+        """(seconds that the micro-batch under way has taken so far, the longest of the last ones; 0: none, unknown)."""
+        with self._changed:
+            busy = time.monotonic() - self._begun if self._running is not None else 0.0
+            known = len(self._durations) >= PACE_LEAST
+            return busy, max(self._durations) if known else 0.0
 
     def want(self, step: int, ranks: tuple[int, ...]) -> None:
         with self._changed:
@@ -106,6 +119,7 @@ class ComputeThread:
                     self._changed.wait()
                 step, rank = self._step, self._wanted.popleft()
                 self._running, self._cancel = (step, rank), False
+                self._begun = time.monotonic()
             outcome = self._compute(step, rank)
             with self._changed:
                 self._running = None
@@ -133,5 +147,8 @@ class ComputeThread:
 
     def _micro_batch_done(self, step: int) -> None:
         with self._changed:
+            now = time.monotonic()
+            self._durations.append(now - self._begun)
+            self._begun = now
             self._outcomes.append(MicroBatchDone(step))
         self._wake()

@@ -10,6 +10,8 @@ the controller has not acknowledged (step records, saved shards), so that a dead
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +22,7 @@ from runtime import actions as a
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
+from runtime.injected import Armed, point_of
 from runtime.phases import StepClock
 from runtime.protocol import (
     NO_BALLOT,
@@ -35,8 +38,9 @@ from runtime.protocol import (
 from runtime.saving import Saved, Saver
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
+from runtime.thawing import thaw_later
 
-IDLE_SECONDS = 0.5
+BEAT_SECONDS = 0.1  # at least so often the agent hears that this thread lives
 REDIAL_SECONDS = 0.2
 
 
@@ -69,6 +73,8 @@ class Driver:
         self.handed_over: set[int] = set()
         self.resumed_at = 0.0
         self.leaving = False
+        self.beat_due = 0.0
+        self.armed = Armed()
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -87,11 +93,18 @@ class Driver:
             if not events and self.tx.unsettled:
                 self.do(self.tx.settle())
             self.dial_again()
+            self.beat()
 
     def patience(self) -> float:
-        if self.tx.unsettled:
-            return 0.0
-        return REDIAL_SECONDS if self.redial else IDLE_SECONDS
+        return 0.0 if self.tx.unsettled else BEAT_SECONDS
+
+    def beat(self) -> None:
+        """For the agent's watch (elastic/detector.py): whoever can't say this hangs."""
+        now = time.monotonic()
+        if now >= self.beat_due:
+            self.beat_due = now + BEAT_SECONDS
+            busy, usual = self.compute.pace()
+            self.tell("Alive", busy_seconds=busy, usual_seconds=usual)
 
     def tell(self, kind: str, **fields: Any) -> None:
         self.agent.send({"kind": kind, **fields})
@@ -104,6 +117,8 @@ class Driver:
                 if frame.kind is FrameKind.LOST:
                     self.on_lost_elsewhere(peer, frame.shard)
                 else:
+                    if self.armed and frame.kind is FrameKind.SNAPSHOT:
+                        self.reach("handover")
                     self.do(self.tx.on_frame(peer, frame))
             case LinkUp(peer):
                 self.redial.pop(peer, None)
@@ -204,11 +219,18 @@ class Driver:
                 self.saver.initialise()
             case "leave":
                 self.leaving = True
+            case "inject":
+                self.armed.arm(message["fault"])
+                self.reach(None)
             case other:
                 raise InternalError(f"worker {self.tx.worker}: an unknown message {other!r} from the agent")
 
     def on_plan(self, plan: Plan) -> None:
         before, step = self.tx.plan, self.tx.step
+        if self.armed:
+            self.reach("plan")
+            if before is None:
+                self.reach("join")
         had = self.tx.assigned() if before is not None and step < before.stop_at else set()
         waiting = not self.compute.busy
         actions = self.tx.on_plan(plan)
@@ -272,6 +294,8 @@ class Driver:
 
     def do(self, actions: list[a.Action]) -> None:
         for action in actions:
+            if self.armed and (point := point_of(action)) is not None:
+                self.reach(point)
             self.act(action)
         self.clock.look(self.tx, time.monotonic())
         self.resume_if_there()
@@ -307,6 +331,25 @@ class Driver:
         plan = self.tx.plan
         if plan is not None and self.tells(plan):
             self.tell("StepsDecided", records=[to_plain(record)])
+
+    # --- injected faults ---------------------------------------------------------------------------------------
+
+    def reach(self, point: str | None) -> None:
+        """Do what was armed for this point; None: at once."""
+        for fault in self.armed.due(point):
+            match fault["kind"]:
+                case "kill-worker":
+                    self.tell("Struck", time=time.time())
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "kill-agent" | "kill-node":
+                    os.kill(os.getppid(), signal.SIGKILL)  # which takes this process with it
+                case "freeze-worker":
+                    self.tell("Struck", time=time.time())
+                    if fault["seconds"] is not None:
+                        thaw_later([os.getpid()], fault["seconds"])
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case other:
+                    raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
 
     # --- what the other threads bring --------------------------------------------------------------------------
 

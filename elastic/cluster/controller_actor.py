@@ -37,12 +37,13 @@ from elastic.rundir import RunDirectory, holder
 from elastic.shell import Shell, controller_facts
 from elastic.wire import Plain, event_from_plain
 from runtime.priority import answer_first
+from runtime.thawing import thaw_later
 
 CONTROLLER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
     "max_restarts": -1,
     "max_task_retries": 0,
-    "concurrency_groups": {"watch": 2},
+    "concurrency_groups": {"watch": 2, "pulse": 1},
 }
 LOCK_CHECK_SECONDS = 1.0
 GRACE_SECONDS = 2.0
@@ -122,6 +123,11 @@ class ControllerActor:
     def cannot_go_on(self, reason: str) -> None:
         if self._shell is not None and self._end is None:
             self._shell.handle(m.CannotGoOn(reason))
+
+    @ray.method(concurrency_group="pulse")
+    def ping(self) -> tuple[str, int]:
+        """Its Ray node, and its pid there."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     @ray.method(concurrency_group="watch")
     def wait_end(self) -> tuple[str, str]:
@@ -206,8 +212,21 @@ class ControllerActor:
     def slots(self) -> list[int]:
         return [] if self._agents is None else self._agents.slots()
 
+    def thaw_agent(self, slot: int) -> None:
+        if self._agents is not None:
+            self._agents.thaw(slot)
+
     def kill_controller(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def freeze_controller(self, seconds: float | None) -> None:
+        if seconds is not None:
+            thaw_later([os.getpid()], seconds)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def kill_driver(self) -> None:
+        if (driver := holder(self._run)) is not None and driver.pid is not None:
+            os.kill(driver.pid, signal.SIGKILL)
 
     def wake(self, after_seconds: float) -> None:
         self._tick_at = min(self._tick_at, time.monotonic() + after_seconds)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 
 from elastic import messages as m
@@ -116,6 +117,15 @@ class Agents:
         elif again:
             contact.handle.die.remote()
         return moment
+
+    def thaw(self, slot: int) -> None:
+        """SIGCONT to an agent of this host and to its workers."""
+        contact = self._contacts.get(slot)
+        if contact is not None and contact.node_id == self._node_id and contact.pid > 0:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent = psutil.Process(contact.pid)
+                for process in (*agent.children(), agent):
+                    process.resume()
 
     def deliver(self, slot: int, actions: list[Plain]) -> None:
         contact = self._contacts.get(slot)

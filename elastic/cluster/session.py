@@ -17,6 +17,7 @@ from elastic.cluster import placement
 from elastic.cluster.controller_actor import CONTROLLER_OPTIONS, ControllerActor
 from elastic.cluster.engine import Engine
 from elastic.cluster.names import CONTROLLER
+from elastic.cluster.pulse import Pulse
 from elastic.cluster.removal import remove_agents, remove_controller
 from elastic.config import JobConfig
 from elastic.rundir import RunDirectory
@@ -40,6 +41,7 @@ class Session:
         self._stopping: Any = None  # the request to stop
         self._silent_since: float | None = None
         self._broken = ""  # the process of Ray's that has died
+        self._pulse = Pulse()
 
     def begin(self, given_up: Callable[[], bool]) -> bool:
         """Reserve the nodes and start the controller, which starts the rest; False if it was given up before that.
@@ -68,6 +70,7 @@ class Session:
             self._waiting = self._controller.wait_end.remote()
         done, _ = ray.wait([self._waiting], timeout=seconds)
         self._look_at_ray()
+        self._pulse.look(self._controller)
         self._stop_if_asked()
         if not done:
             self._silent_since = None

@@ -58,9 +58,10 @@ INFO = m.WorkerInfo(1, 77, ("127.0.0.1", 4000), {"torch": "2.13"}, "abc", True, 
 
 EVENTS: list[m.Event] = [
     m.AgentUp(0, "i", "127.0.0.1", (INFO,), (2, 3)),
+    m.AgentBeat(0, "i"),
     m.WorkerUp(INFO),
     m.WorkerLinked(1),
-    m.WorkerExited(1, "SIGKILL", 1.5),
+    m.WorkerExited(1, "SIGKILL", 1.5, "frozen"),
     m.WorkerFailed(1, "why", True),
     m.LinkLost(1, 2, 1.5),
     m.Reported(REPORT),
@@ -80,6 +81,8 @@ ACTIONS: list[Any] = [
     m.WelcomeAgent(0, 3),
     m.StartWorker(0, 5),
     m.KillWorker(0, 5, True),
+    m.Freeze(0, -1, 2.5, True),
+    m.Thaw(0, 5),
     m.ToWorker(0, 5, {"kind": "plan", "plan": to_plain(PLAN)}),
 ]
 
