@@ -84,6 +84,12 @@ class FaultConfig(Section):
         except UsageError as error:
             raise ValueError(str(error)) from None
 
+    @model_validator(mode="after")
+    def _can_be_waited_for(self) -> FaultConfig:
+        if self.wait and self.parsed.during is not None:
+            raise ValueError(f"{self.fault} happens within a step, so no boundary can wait for it; leave wait away")
+        return self
+
     @property
     def parsed(self) -> Fault:
         return parse_fault(self.fault)

@@ -105,14 +105,17 @@ class Workforce(ControllerState):
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
         node = self.roster.node_in(slot)
-        self.agents.forget(node.instance if node is not None and not instance else instance)
         if node is not None and instance in ("", node.instance):
-            for worker in self.roster.node_down(node.id):
-                self.gone(worker, f"node {node.id} is gone", time, "agent")
-            self.gone_unseen()
-            self.act(m.PublishStatus())
+            self.node_lost(node, f"node {node.id} is gone", time, "agent")
         if instance == "" and slot in self.roster.slots:
             self.act(m.StartAgent(slot))
+
+    def node_lost(self, node: Node, why: str, time: float, notice: str) -> None:
+        self.agents.forget(node.instance)
+        for worker in self.roster.node_down(node.id):
+            self.gone(worker, why, time, notice)
+        self.gone_unseen()
+        self.act(m.PublishStatus())
 
     def agent_beat(self, slot: int, instance: str) -> None:
         node = self.roster.node_in(slot)
@@ -129,9 +132,9 @@ class Workforce(ControllerState):
             node = next((n for n in self.roster.nodes.values() if n.alive and n.instance == instance), None)
             self.agents.forget(instance)
             if node is not None:
-                self.act(m.AppendEvent("agent_silent", {"node": node.id, "seconds": AGENT_SILENT_SECONDS}))
                 self.act(m.KillAgent(node.slot, again=True))
-                self.agent_down(node.slot, instance, self.wall())
+                why = f"the agent of node {node.id} has been silent for {AGENT_SILENT_SECONDS:.0f} s"
+                self.node_lost(node, why, self.wall(), "silent")
 
     def worker_up(self, info: m.WorkerInfo) -> None:
         worker = self.roster.workers.get(info.worker)
