@@ -76,7 +76,7 @@ class Bookkeeping(Workforce):
         if self.broken:
             self.end("failed", f"{self.broken}; {where}")
         else:
-            self.end("stopped", where)
+            self.end("stopped", f"{self.stop_reason}; {where}" if self.stop_reason else where)
 
     # --- what failures cost ---------------------------------------------------------------------------------------
 

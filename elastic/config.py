@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -37,7 +37,7 @@ NOTES = {
     "recipe": "write it as module:Class, as in my_recipe:MyRecipe",
 }
 # What --resume may change, as prefixes of dotted keys; and the keys that say where things lie, not what they are.
-RESUME_MAY_CHANGE = ("cluster.", "metrics.", "faults")
+RESUME_MAY_CHANGE = ("cluster.", "metrics.", "policy.", "faults")
 PLACES = ("run.dir", "recipe_dir")
 
 
@@ -67,6 +67,15 @@ class MetricsConfig(Section):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: a free one
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+
+
+class PolicyConfig(Section):
+    """With which response a kind of fault begins (elastic/policy.py). The bits don't depend on any of this."""
+
+    worker_lost: Literal["standby", "redistribute", "stop"] = "standby"
+    node_lost: Literal["standby", "redistribute", "stop"] = "standby"
+    holders_lost: Literal["checkpoint", "stop"] = "checkpoint"  # of some shard, all at once
+    restarts: Count = 4  # per worker of the job, at one step, before the job is taken for hopeless
 
 
 class FaultConfig(Section):
@@ -110,6 +119,7 @@ class JobConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
+    policy: PolicyConfig = PolicyConfig()
     faults: tuple[FaultConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -282,7 +292,7 @@ def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
             continue
         raise ConfigError(
             f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
-            "--resume may change cluster.*, metrics.* and faults only: set it back, or begin a new run"
+            "--resume may change cluster.*, metrics.*, policy.* and faults only: set it back, or begin a new run"
         )
 
 

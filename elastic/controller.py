@@ -24,6 +24,7 @@ from elastic.faults import Fault, FaultKind, Point, parse_fault
 from elastic.injection import Scheduled, actions_of, has_acted
 from elastic.messages import Action, Event
 from elastic.plan import Order, make_plan
+from elastic.policy import tier_of
 from elastic.roster import WorkerState
 from elastic.standing import standing
 from elastic.workforce import ASK_TIMEOUT_SECONDS, BEAT_PERIOD_SECONDS, RETURN_PATIENCE_SECONDS
@@ -236,6 +237,10 @@ class Controller(Bookkeeping):
             self.gone(worker, "its agent doesn't answer the new controller", self.wall(), "agent")
         self.unseen.clear()
         before, plan = self.ballots.members, make_plan(order, reports)
+        if before and plan.checkpoint is not None and self.facts.policy.holders_lost == "stop":
+            self.end("failed", "every holder of a shard was lost, and policy.holders_lost is stop; go on with --resume")
+            return
+        self.redistributing = False
         self.ballots.adopt(plan, self.now)
         self.position = plan.version
         if plan.checkpoint is not None:
@@ -246,7 +251,8 @@ class Controller(Bookkeeping):
         for member in plan.members:
             if member.worker not in before:
                 self.act(m.AppendEvent("member_joined", {"worker": member.worker, "node": member.node}))
-        self.act(m.AppendEvent("plan", self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)))
+        facts = self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)
+        self.act(m.AppendEvent("plan", {**facts, "tier": str(tier_of(plan, before))}))
         self.reach(Point.PLAN)
         self.send_plan(plan, set(plan.ids()))
         self.act(m.PublishStatus())

@@ -7,7 +7,7 @@ elastic/controller.py, what follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic import messages as m
@@ -17,6 +17,7 @@ from elastic.detector import AgentWatch
 from elastic.faults import Fault, Point
 from elastic.injection import FaultEntry, Schedule
 from elastic.messages import Action, NodeId
+from elastic.policy import Policy
 from elastic.recovery import Costs
 from elastic.roster import Roster
 from elastic.suspects import Suspects
@@ -36,6 +37,7 @@ class ControllerFacts:
     steps: int
     micro_batches_per_rank: int
     faults: tuple[FaultEntry, ...] = ()
+    policy: Policy = field(default_factory=Policy)
 
 
 class ControllerState:
@@ -66,6 +68,8 @@ class ControllerState:
         # Members that no agent has told this incarnation of yet: (node, micro-batches computed)
         self.unseen: dict[WorkerId, tuple[NodeId, int]] = {}
         self.stop_requested = False
+        self.stop_reason = ""  # of a stop that nobody asked for
+        self.redistributing = False  # survivors go on by themselves, and standbys join later
         self.broken = ""  # why the job can't go on, if it is to end for that
         self.armed: list[Fault] = []  # injected faults that wait here for a point of the protocol
         self.deferred: list[str] = []  # faults from the command line, until the agents have told who is there

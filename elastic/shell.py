@@ -25,6 +25,7 @@ from elastic.config import JobConfig
 from elastic.controller_state import ControllerFacts
 from elastic.durable import write_state
 from elastic.messages import Action, Event
+from elastic.policy import Policy
 from elastic.record_lines import read_events, read_ledger
 from elastic.records import EventLog, Ledger
 from elastic.rundir import RunDirectory, write_atomic
@@ -305,4 +306,5 @@ def controller_facts(job: JobConfig) -> ControllerFacts:
         steps=train.steps,
         micro_batches_per_rank=train.micro_batches_per_rank,
         faults=job.faults,
+        policy=Policy(**job.policy.model_dump()),
     )

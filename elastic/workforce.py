@@ -17,7 +17,6 @@ ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long i
 BEAT_PERIOD_SECONDS = 0.5  # of agents; so often their silence is looked for
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
-DEATHS_IN_PLACE = 4  # times as many workers as the job has, dying at one step, are no accident
 AGENTS_IN_PLACE = 6  # times as many agents as the job has nodes, coming while no step is decided
 FAILED_STARTS = 3  # workers in a row that die before they are up, with no member that goes on
 LONGEST_BACKOFF_SECONDS = 60.0  # before another is started after such a one
@@ -210,7 +209,7 @@ class Workforce(ControllerState):
     def refuse_endless(self, worker: WorkerId, reason: str) -> None:
         """A job whose every worker dies at the same step would begin it again for ever."""
         self.deaths_in_place += not self.costs.is_killed(worker)
-        if self.deaths_in_place >= DEATHS_IN_PLACE * (self.target() + self.facts.standbys):
+        if self.deaths_in_place >= self.facts.policy.restarts * (self.target() + self.facts.standbys):
             deaths, step = self.deaths_in_place, self.chronicle.ledger_next
             self.end("failed", f"{deaths} workers died in step {step}, the last of them, worker {worker}, by {reason}")
 
@@ -239,8 +238,18 @@ class Workforce(ControllerState):
             self.notice(worker, time, notice)
             self.costs.lost(worker)
             self.cause = self.cause or f"worker {worker} died"
+            self.respond(worker, notice)
         if worker in self.ballots.members:
             self.act(m.AppendEvent("member_left", {"worker": worker, "reason": reason}))
+
+    def respond(self, worker: WorkerId, notice: str) -> None:
+        """As the job file's policy wants it."""
+        name, response = self.facts.policy.lost(notice)
+        if response == "redistribute":
+            self.redistributing = True
+        elif response == "stop" and not self.stop_requested:
+            self.stop_requested = True
+            self.stop_reason = f"worker {worker} was lost, and policy.{name} is stop"
 
     def notice(self, worker: WorkerId, time: float, how: str) -> None:
         if self.costs.notice(worker, time):
@@ -285,6 +294,8 @@ class Workforce(ControllerState):
         """
         ready = [w.id for w in self.roster.ready()]
         staying = (self.ballots.members & set(ready)) - self.suspects.all()
+        if self.redistributing and self.enough(staying):
+            return []
         return [w for w in ready if w not in self.ballots.members][: max(0, self.target() - len(staying))]
 
     def enough(self, workers: set[WorkerId]) -> bool:
