@@ -44,6 +44,12 @@ class Bookkeeping(Workforce):
             self.act(m.AppendEvent("checkpoint", {"version": version}))
         self.acknowledge()
 
+    def save_delayed(self, version: int, reason: str) -> None:
+        """Told once of each version, whoever else can't write."""
+        if version not in self.delayed_saves:
+            self.delayed_saves.add(version)
+            self.act(m.AppendEvent("save_failed", {"version": version, "reason": f"{reason}; tried again"}))
+
     def prune_if_unused(self) -> None:
         """Old checkpoints go, but not while the members of a rollback may still be reading one."""
         plan = self.ballots.plan

@@ -99,6 +99,8 @@ class Controller(Bookkeeping):
                 if (manifest := self.chronicle.shard_saved(event)) is not None:
                     self.reach(Point.SAVE)
                     self.act(manifest)
+            case m.SaveDelayed(_, version, reason):
+                self.save_delayed(version, reason)
             case m.CheckpointWritten(version):
                 self.checkpoint_written(version)
             case m.WeightsWritten(_, version):

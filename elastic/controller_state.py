@@ -83,6 +83,7 @@ class ControllerState:
         self.reference: m.WorkerInfo | None = None
         self.initialising: WorkerId | None = None
         self.prune_due = False
+        self.delayed_saves: set[int] = set()  # versions
         self.failed_starts = 0
         self.agents_in_place = 0  # that came since then
         self.start_after = 0.0  # no worker is started before

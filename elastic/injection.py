@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from elastic.faults import FORMS, OPTIONS, Fault, FaultKind, parse_fault
 from elastic.messages import (
     Action,
+    FailStore,
     Freeze,
     FreezeController,
     KillAgent,
@@ -28,6 +29,7 @@ from elastic.messages import (
     ToWorker,
 )
 from elastic.roster import Node, Roster
+from runtime.injected import STORE_FAILURES
 from runtime.protocol import WorkerId
 
 
@@ -125,6 +127,9 @@ def actions_of(fault: Fault, roster: Roster) -> list[Action] | str:
             return [FreezeController(fault.seconds)]
         case FaultKind.KILL_DRIVER:
             return [KillDriver()]
+        case FaultKind.DISK_FULL | FaultKind.STORE_DOWN:
+            everyone: list[Action] = [ToWorker(w.slot, w.id, in_worker(fault)) for w in roster.living()]
+            return [*everyone, FailStore(fault.seconds or 0.0, STORE_FAILURES[str(kind)])]
         case FaultKind.ADD_NODE:
             return [StartAgent(roster.new_slot())]
         case FaultKind.STOP:

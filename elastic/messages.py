@@ -179,6 +179,15 @@ class ShardSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveDelayed:
+    """A file of this version's checkpoint can't be written now. It is tried again, until a newer one waits."""
+
+    worker: WorkerId
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsWritten:
     worker: WorkerId
     version: int
@@ -242,6 +251,7 @@ Event: TypeAlias = (
     | StepsDecided
     | Progress
     | ShardSaved
+    | SaveDelayed
     | WeightsWritten
     | WaitingAtGate
     | FaultRequested
@@ -333,6 +343,14 @@ class FreezeController:
 
 
 @dataclass(frozen=True, slots=True)
+class FailStore:
+    """An injected fault: no manifest can be written for so long."""
+
+    seconds: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class KillDriver:
     """SIGKILL to the job process."""
 
@@ -400,6 +418,7 @@ Action: TypeAlias = (
     | KillAgent
     | KillController
     | FreezeController
+    | FailStore
     | KillDriver
     | ToWorker
     | AppendEvent

@@ -41,6 +41,7 @@ EVENT_KINDS = (
     "recovery",
     "member_joined",
     "member_left",
+    "save_failed",
     "plan",
     "standby",
     "checkpoint",

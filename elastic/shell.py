@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from dataloader.errors import EverstepError, InternalError
+from dataloader.errors import EverstepError, HostError, InternalError
 from elastic import messages as m
 from elastic.config import JobConfig
 from elastic.controller_state import ControllerFacts
@@ -34,9 +34,10 @@ from elastic.wire import Plain, action_to_plain
 from runtime.checkpoint.catalogue import commit, newest
 from runtime.checkpoint.manifest import Manifest, ShardEntry
 from runtime.checkpoint.retention import prune
-from runtime.checkpoint.store import LocalStore
+from runtime.checkpoint.store import LocalStore, may_pass
 
 STATUS_PERIOD_SECONDS = 0.2
+RETRY_SECONDS = 0.5  # of a manifest that could not be written
 
 log = logging.getLogger("everstep.controller")
 
@@ -88,6 +89,7 @@ class Shell:
         self._manifest: Manifest | None = whole
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="manifest")
         self._waiting_manifests: list[m.WriteManifest] = []
+        self._failing: tuple[float, str] = (0.0, "")  # injected: until when no manifest can be written, and how
         self._outgoing: dict[int, list[Plain]] = {}
         self._follow_ups: deque[Event] = deque()
         self._status_wanted = False
@@ -187,7 +189,9 @@ class Shell:
                 self._write_ripe_manifests()
             case m.PruneCheckpoints():
                 prune_old = functools.partial(prune, self._store, self.job.checkpoint.keep)
-                self._writer.submit(self._write, "pruning checkpoints", prune_old)  # never between data and manifest
+                self._writer.submit(
+                    self._write, -1, "pruning checkpoints", prune_old
+                )  # never between data and manifest
             case m.StartAgent(slot):
                 self._reach.start_agent(slot)
             case m.KillAgent(slot, again):
@@ -201,6 +205,8 @@ class Shell:
                 self._reach.kill_controller()
             case m.FreezeController(seconds):
                 self._reach.freeze_controller(seconds)
+            case m.FailStore(seconds, how):
+                self._failing = (time.monotonic() + seconds, how)
             case m.KillDriver():
                 self._reach.kill_driver()
             case m.End(state, reason):
@@ -225,9 +231,12 @@ class Shell:
         self._waiting_manifests = [w for w in self._waiting_manifests if w.version > self._ledger.next_step]
         for wanted in ripe:
             publish = functools.partial(self._write_manifest, wanted)
-            self._writer.submit(self._write, f"checkpoint of version {wanted.version}", publish)
+            self._writer.submit(self._write, wanted.version, f"checkpoint of version {wanted.version}", publish)
 
     def _write_manifest(self, wanted: m.WriteManifest) -> None:
+        until, how = self._failing
+        if time.monotonic() < until:
+            raise HostError(f"{self.run.checkpoints}: can't be written: {how} (injected)") from OSError(how)
         self._ledger.sync()
         before = self._manifest = self._manifest or newest(self._store)
         if before is None:
@@ -236,10 +245,18 @@ class Shell:
         commit(self._store, before.model_copy(update={"version": wanted.version, "shards": entries}))
         self.handle(m.CheckpointWritten(wanted.version))
 
-    def _write(self, what: str, work: Callable[[], object]) -> None:
-        """On the writer's thread: what goes wrong there ends the job too."""
+    def _write(self, version: int, what: str, work: Callable[[], object]) -> None:
+        """On the writer's thread: what goes wrong there ends the job too, but a disk that is full is waited for."""
         try:
-            work()
+            while self.end is None:
+                try:
+                    work()
+                    return
+                except HostError as error:
+                    if not may_pass(error):
+                        raise
+                    self.handle(m.SaveDelayed(-1, version, str(error)))
+                time.sleep(RETRY_SECONDS)
         except EverstepError as error:
             self.fail(str(error))
         except Exception as error:  # a thread's edge

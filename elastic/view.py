@@ -29,6 +29,7 @@ STYLES = {
     "plan": "cyan",
     "standby": "dim",
     "checkpoint": "blue",
+    "save_failed": "red",
     "run_ended": "bold",
 }
 

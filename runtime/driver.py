@@ -22,7 +22,7 @@ from runtime import actions as a
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
-from runtime.injected import Armed, point_of
+from runtime.injected import STORE_FAILURES, Armed, point_of
 from runtime.phases import StepClock
 from runtime.protocol import (
     NO_BALLOT,
@@ -35,7 +35,7 @@ from runtime.protocol import (
     plan_from_plain,
     to_plain,
 )
-from runtime.saving import Saved, Saver
+from runtime.saving import Delayed, Saved, Saver
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
 from runtime.thawing import thaw_later
@@ -348,6 +348,8 @@ class Driver:
                     if fault["seconds"] is not None:
                         thaw_later([os.getpid()], fault["seconds"])
                     os.kill(os.getpid(), signal.SIGSTOP)
+                case "disk-full" | "store-down" as kind:
+                    self.saver.fail_for(fault["seconds"], STORE_FAILURES[kind])
                 case other:
                     raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
 
@@ -380,7 +382,10 @@ class Driver:
                 milliseconds = (time.monotonic() - self.resumed_at) * 1e3
                 self.tell("Recomputed", ballot=list(self.tx.plan.ballot), milliseconds=milliseconds)
 
-    def on_saved(self, saved: Saved) -> None:
+    def on_saved(self, saved: Saved | Delayed) -> None:
+        if isinstance(saved, Delayed):
+            self.tell("SaveDelayed", version=saved.version, reason=saved.reason)
+            return
         if saved.error is not None:
             raise saved.error
         self.saved.append(saved)

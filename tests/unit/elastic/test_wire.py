@@ -72,6 +72,7 @@ EVENTS: list[m.Event] = [
     m.StepsDecided(1, (RECORD,)),
     m.Progress(1, 3, 1, 9),
     m.ShardSaved(1, 4, 0, {"file": "x", "bytes": 3}),
+    m.SaveDelayed(1, 4, "full"),
     m.WeightsWritten(1, 4),
     m.WaitingAtGate(1, 4),
     m.Killed(-1, 1.5, 0),
