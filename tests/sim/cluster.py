@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic import messages as m
 from elastic.controller import Controller
+from elastic.controller_state import resumed_state
 from elastic.wire import event_from_plain, from_worker
 from runtime.protocol import StepRecord, WorkerId
 from tests.sim.values import digest_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 FOREVER = float("inf")
 LATEST_SECONDS = 8.0
+STOPPED_SECONDS = 0.1  # how often somebody looks whether it goes on
 
 
 @dataclass
@@ -74,6 +76,12 @@ class SimAgent:
     exited: list[m.Exit] = field(default_factory=list)
     up_last: float = 0.0
     held_until: float = 0.0  # its words and what is told to it are under way until then
+    node: int = -1  # the controller's number for it, once it is welcomed
+    ahead_seconds: float = 0.0  # of its wall clock
+    stopped: bool = False  # by a signal
+    cut_off: int = 0  # partitions that lie between it and the controller
+    backlog: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)  # for it, while it is stopped
+    parked: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)  # between it and the controller
     down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
     late: dict[int, float] = field(default_factory=dict)  # by incarnation: nothing of it arrives before
     held: dict[int, list[tuple[Any, tuple[Any, ...]]]] = field(default_factory=dict)  # what has come meanwhile
@@ -81,6 +89,13 @@ class SimAgent:
 
     def living(self) -> list[SimWorker]:
         return [w for w in self.workers.values() if w.alive]
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        backlog, self.backlog = self.backlog, []
+        for call, arguments in backlog:
+            call(*arguments)
 
     def introduction(self) -> m.AgentUp:
         infos = tuple(
@@ -107,21 +122,31 @@ class Cluster:
         self.restarting = False
         self.alarms: dict[int, float] = {}
         self.unwritten: dict[int, Mapping[int, Mapping[str, Any]]] = {}  # manifests, by version
+        self.stopped = False  # the controller, by a signal
+        self.unheard: list[tuple[int, m.Event]] = []  # meanwhile
+        self.jobs = 0  # that were there before this one
+
+    def every_agent(self) -> list[SimAgent]:
+        """Also those that others have replaced: they may be alive."""
+        known = {w.agent.instance: w.agent for w in self.world.workers.values()}
+        return list((known | {a.instance: a for a in self.agents.values()}).values())
 
     # --- the controller ------------------------------------------------------------------------------------------
 
-    def start_controller(self) -> None:
+    def start_controller(self, job: int = 0) -> None:
+        if job != self.jobs:
+            return
         self.restarting = False
-        disk, job = self.world.disk, self.world.job
+        disk, sdc = self.world.disk, self.world.job.sdc
         disk.incarnations += 1
         self.incarnation = disk.incarnations
         ledger = disk.ledger
         self.controller = Controller(
-            job.controller_facts(),
+            self.world.job.controller_facts(),
             json.loads(disk.controller) if disk.controller is not None else None,
             self.incarnation,
             len(ledger),
-            lambda step: ledger[step].digest if step < len(ledger) and not job.sdc else None,
+            lambda step: ledger[step].digest if step < len(ledger) and not sdc else None,
             disk.newest(),
             self.world.wall() - self.engine.now,
         )
@@ -147,10 +172,43 @@ class Cluster:
             self.deposed[self.incarnation] = self.controller
         self.controller = None
         self.unwritten.clear()
+        self.resume_controller()
         self.delay_last_words()
         if not self.restarting:
             self.restarting = True
-            self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller)
+            self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller, self.jobs)
+
+    def resume_controller(self) -> None:
+        """SIGCONT; or there is no such process any more."""
+        self.stopped = False
+        unheard, self.unheard = self.unheard, []
+        for incarnation, event in unheard:
+            self.think(incarnation, event)
+
+    def end_job(self) -> None:
+        """The job process is killed, and the local Ray with everything in it. Another job resumes the run."""
+        self.jobs += 1
+        self.world.trace("*** the job process dies, and all with it")
+        self.controller, self.restarting = None, False
+        self.deposed.clear()
+        self.unwritten.clear()
+        self.unheard.clear()
+        self.stopped = False
+        self.world.checks.begin_anew()
+        for agent in self.every_agent():
+            self.die(agent, "with the job")
+            agent.deserted = True
+        self.booting.clear()
+        self.away.clear()
+        self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.resume_job, self.jobs)
+
+    def resume_job(self, job: int) -> None:
+        """`everstep run --resume`."""
+        disk = self.world.disk
+        if job == self.jobs:
+            if disk.controller is not None:
+                disk.controller = json.dumps(resumed_state(json.loads(disk.controller), same_faults=True))
+            self.start_controller(job)
 
     def delay_last_words(self) -> None:
         """What a dead controller has said may come after its successor's words: some time later, or (the worst moment)
@@ -166,7 +224,7 @@ class Cluster:
                 self.engine.at(agent.late[late], self.let_through, agent, late)
         if everywhere and self.agents:
             answering = random.choice(list(self.agents.values()))
-            self.world.faults.impair(answering)
+            self.world.effects.impair(answering.living())
             answering.slow_reports = random.choice((0.5, 2.0))
 
     def heal(self) -> None:
@@ -197,6 +255,9 @@ class Cluster:
         controller = self.controller if incarnation == self.incarnation else self.deposed.get(incarnation)
         if controller is None:
             return
+        if self.stopped and controller is self.controller:
+            self.unheard.append((incarnation, event))
+            return
         before = controller.ballots.plan
         actions = controller.handle(event, self.engine.now)
         plan = controller.ballots.plan
@@ -223,7 +284,7 @@ class Cluster:
         match action:
             case m.ToWorker():
                 if action.message["kind"] in ("ask", "plan"):
-                    self.world.faults.reached(f"{action.message['kind']} sent", None)
+                    self.world.reached(f"{action.message['kind']} sent", None)
                     if self.controller is None:
                         return
                 self.to_worker(self.incarnation, action)
@@ -257,8 +318,8 @@ class Cluster:
                 self.write_ripe_manifests()
             case m.End(state, reason):
                 self.world.ended = (state, reason)
-            case m.WelcomeAgent():
-                pass
+            case m.WelcomeAgent(slot, node):
+                self.agents[slot].node = node
 
     def wake(self, incarnation: int, seconds: float) -> None:
         """One alarm clock per controller: the earliest wish counts, the others are forgotten with it."""
@@ -281,8 +342,10 @@ class Cluster:
     def write_manifest(self, incarnation: int, version: int, shards: Mapping[int, Mapping[str, Any]]) -> None:
         """In a thread of the controller's process: it may have died before, or die before it can tell."""
         if self.controller is not None:
-            self.world.faults.reached("save", None)
-        if self.controller is not None and self.incarnation == incarnation:
+            self.world.reached("save", None)
+        if self.stopped:
+            self.engine.after(STOPPED_SECONDS, self.write_manifest, incarnation, version, shards)
+        elif self.controller is not None and self.incarnation == incarnation:
             self.world.disk.publish(version, shards)
             self.think(self.incarnation, m.CheckpointWritten(version))
 
@@ -295,11 +358,16 @@ class Cluster:
             self.introduce(agent)
         elif slot not in self.booting:
             self.booting.add(slot)
-            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot, self.jobs)
 
-    def agent_up(self, slot: int) -> None:
-        self.booting.discard(slot)
+    def agent_up(self, slot: int, job: int) -> None:
+        if job != self.jobs:
+            return
         old = self.agents.get(slot)
+        if old is not None and old.alive and old.cut_off:  # nothing can be started there either
+            self.engine.after(STOPPED_SECONDS, self.agent_up, slot, job)
+            return
+        self.booting.discard(slot)
         if old is not None and old.alive:
             self.engine.after(self.engine.jitter(0.5), self.die, old, "superseded")
         self.lives += 1
@@ -331,6 +399,14 @@ class Cluster:
         self.think(self.incarnation, m.Killed(-1, self.world.wall(), slot))
         self.lose_agent(agent, again=again, gone_for_good=not again)
 
+    def rejoin(self, agent: SimAgent) -> None:
+        """The last partition between it and the controller is mended: what was under way arrives."""
+        parked, agent.parked = agent.parked, []
+        for call, arguments in parked:
+            call(*arguments)
+        if agent.deserted:
+            self.engine.after(self.engine.jitter(0.5), self.die, agent, "superseded")
+
     def lose_agent(self, agent: SimAgent, again: bool, gone_for_good: bool) -> None:
         """``again``: Ray starts it again by itself. Else the shell says so, unless it is to stay away."""
         self.die(agent, "killed")
@@ -339,7 +415,7 @@ class Cluster:
             return
         if again and slot not in self.booting:
             self.booting.add(slot)
-            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot, self.jobs)
         elif gone_for_good:
             self.away.add(slot)
         named = agent.instance if again or gone_for_good else ""
@@ -354,7 +430,7 @@ class Cluster:
         """The shell can't reach a living agent and gives it up; its workers go on, and are killed when that can be."""
         if agent.alive and not agent.deserted:
             self.world.trace(f"*** agent {agent.instance} is given up, its workers live on")
-            self.world.faults.impair(agent)
+            self.world.effects.impair(agent.living())
             self.agent_down(agent, "")
 
     # --- workers --------------------------------------------------------------------------------------------------
@@ -372,7 +448,7 @@ class Cluster:
         agent.workers[worker] = self.world.workers[worker] = new
         info = m.WorkerInfo(worker, 1000 + worker, (f"host-{agent.slot}", 4000 + worker), {}, "")
         agent.infos[worker] = info
-        self.world.faults.reached("join", new)
+        self.world.reached("join", new)
         if new.alive:
             self.tell(agent, m.WorkerUp(info))
 
@@ -385,7 +461,7 @@ class Cluster:
                 self.engine.at(known.stubborn_until, self.kill_worker, agent, worker, fault)
                 return
             if fault:
-                self.tell(agent, m.Killed(worker, self.world.wall()))
+                self.tell(agent, m.Killed(worker, self.wall(agent)))
             self.worker_dies(known, "SIGKILL")
 
     def worker_dies(self, worker: SimWorker, why: str, unseen_seconds: float = 0.0) -> None:
@@ -403,12 +479,17 @@ class Cluster:
             self.engine.at(seen, self.worker_exited, worker, why)
 
     def worker_exited(self, worker: SimWorker, why: str) -> None:
-        agent, now = worker.agent, self.world.wall()
-        if agent.alive:
+        agent, now = worker.agent, self.wall(worker.agent)
+        if agent.alive and agent.stopped:
+            agent.backlog.append((self.worker_exited, (worker, why)))
+        elif agent.alive:
             agent.exited.append(m.Exit(worker.id, why, now, worker.driver.computed))
             self.tell(agent, m.WorkerExited(worker.id, why, now))
 
     # --- messages -------------------------------------------------------------------------------------------------
+
+    def wall(self, agent: SimAgent) -> float:
+        return self.world.wall() + agent.ahead_seconds
 
     def control_seconds(self) -> float:
         random = self.engine.random.random
@@ -423,6 +504,9 @@ class Cluster:
     def at_agent(self, worker: SimWorker, message: dict[str, Any]) -> None:
         if not worker.agent.alive:
             return
+        if worker.agent.stopped:
+            worker.agent.backlog.append((self.at_agent, (worker, message)))
+            return
         if message["kind"] == "WorkerLinked":
             worker.agent.linked.add(worker.id)
         elif message["kind"] == "Reported":
@@ -432,6 +516,9 @@ class Cluster:
     def tell(self, agent: SimAgent, event: m.Event) -> None:
         """An agent's word to the controller that it knows; none is kept for later."""
         if self.controller is None and self.incarnation not in self.deposed:
+            return
+        if agent.cut_off:
+            agent.parked.append((self.tell, (agent, event)))
             return
         arrival = max(agent.up_last, self.engine.now + self.control_seconds(), agent.held_until)
         agent.up_last = arrival
@@ -452,6 +539,12 @@ class Cluster:
         if agent is None or not agent.alive or agent.deserted:
             return
         lane = self.incarnation if incarnation is None else incarnation
+        if agent.cut_off:
+            agent.parked.append((self.to_this_agent, (agent, lane, call, arguments)))
+        else:
+            self.to_this_agent(agent, lane, call, arguments)
+
+    def to_this_agent(self, agent: SimAgent, lane: int, call: Any, arguments: tuple[Any, ...]) -> None:
         arrival = max(agent.down_last.get(lane, 0.0), self.engine.now + self.control_seconds(), agent.held_until)
         agent.down_last[lane] = arrival
         self.engine.at(arrival, self.at_slot, agent, lane, call, arguments)
@@ -459,5 +552,7 @@ class Cluster:
     def at_slot(self, agent: SimAgent, lane: int, call: Any, arguments: tuple[Any, ...]) -> None:
         if lane in agent.late:
             agent.held.setdefault(lane, []).append((call, arguments))
+        elif agent.stopped:
+            agent.backlog.append((self.at_slot, (agent, lane, call, arguments)))
         elif agent.alive:
             call(agent, *arguments)

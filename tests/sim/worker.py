@@ -10,12 +10,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from runtime import actions as a
+from runtime import change
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
-from runtime.protocol import NO_BALLOT, Certificate, Frame, FrameKind, WorkerId
+from runtime.protocol import NO_BALLOT, Certificate, Frame, FrameKind, WorkerId, plan_from_plain
 from runtime.saving import Saved
 from runtime.step import StepTransaction
+from tests.sim.clock import CLOCK
 from tests.sim.network import SimMesh
 from tests.sim.values import Cell, HashArithmetic, rank_gradient
 from tests.sim.violation import Violation
@@ -161,6 +163,11 @@ class SimSaver:
         self.owner.later(self.free_at - engine.now, self._written, version, shard, value)
 
     def _written(self, version: int, shard: int, value: Any) -> None:
+        if shard >= 0:
+            self.owner.world.reached("write", self.owner)
+        self.owner.call(self._durable, (version, shard, value))
+
+    def _durable(self, version: int, shard: int, value: Any) -> None:
         disk = self.owner.world.disk
         if shard >= 0:
             saved = Saved(version, shard, disk.write_shard(version, shard, value))
@@ -210,19 +217,22 @@ class SimWorker:
     closed = None
 
     def send(self, message: dict[str, Any]) -> None:
-        self.world.cluster.from_worker(self, message)
+        if self.stopped:
+            self.backlog.append((self.send, (message,)))
+        else:
+            self.world.cluster.from_worker(self, message)
 
     # --- being run ----------------------------------------------------------------------------------------------
 
     def later(self, seconds: float, call: Any, *arguments: Any) -> None:
         """A call of another thread of this process: not while it is stopped, never once it is dead."""
-        self.world.engine.after(seconds, self._call, call, arguments)
+        self.world.engine.after(seconds, self.call, call, arguments)
 
-    def _call(self, call: Any, arguments: tuple[Any, ...]) -> None:
+    def call(self, call: Any, arguments: tuple[Any, ...]) -> None:
         if not self.alive:
             return
         if self.stopped:
-            self.backlog.append((self._call, (call, arguments)))
+            self.backlog.append((self.call, (call, arguments)))
         else:
             call(*arguments)
 
@@ -233,6 +243,7 @@ class SimWorker:
         if self.stopped:
             self.backlog.append((self.receive, (call, *arguments)))
             return
+        CLOCK.ahead_seconds = self.agent.ahead_seconds
         try:
             call(*arguments)
         except Died:
@@ -277,7 +288,11 @@ class SimWorker:
         if frame.kind is FrameKind.GRADIENT:
             self.at("gradient in flight")
         elif frame.kind is FrameKind.PARAMETERS and self.tx.certificate is None:
-            self.world.faults.reached("overtaken", self.world.workers[sender])
+            self.world.reached("overtaken", self.world.workers[sender])
+        elif frame.kind is FrameKind.SNAPSHOT:
+            self.at("take")
+            if self.put_off(self._frame, sender, frame):
+                return
         if self.world.tracing:
             self.world.trace_frame(self, sender, frame)
         self.driver.on_link(Received(sender, frame))
@@ -291,6 +306,10 @@ class SimWorker:
         kind = message["kind"]
         if kind in ("ask", "plan"):
             self.at(kind)
+            if kind == "plan" and self.world.vocabulary.waiting and self.accepts(message["plan"]):
+                self.at("first plan" if self.tx.plan is None else "next plan")
+            if self.put_off(self.on_message, message):
+                return
         if self.world.tracing:
             self.world.trace_message(self, message)
         before = self.tx.plan
@@ -299,6 +318,15 @@ class SimWorker:
             self.world.checks.installed(self)
             if self.world.checks.refound and self.id not in self.world.checks.refound:
                 self.at("refound")
+
+    def accepts(self, plan: Any) -> bool:
+        return change.accepts(self.tx, plan_from_plain(plan))  # type: ignore[arg-type]
+
+    def put_off(self, call: Any, *arguments: Any) -> bool:
+        """Stopped right before it: this is done when it goes on."""
+        if self.stopped:
+            self.backlog.append((self.receive, (call, *arguments)))
+        return self.stopped
 
     def on_outcome(self, outcome: Any) -> None:
         if isinstance(outcome, Computed):
@@ -323,8 +351,8 @@ class SimWorker:
 
     def at(self, point: str) -> None:
         """A protocol point: whatever is planned to happen here happens now."""
-        if self.world.faults.armed:
-            self.world.faults.reached(point, self)
+        if self.world.armed:
+            self.world.reached(point, self)
             if not self.alive:
                 raise Died
 
