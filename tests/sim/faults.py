@@ -191,7 +191,7 @@ class Faults:
             if fault.count <= 0:
                 self.happen(fault, point, worker)
 
-    def happen(self, fault: Fault, point: str, worker: SimWorker | None) -> None:
+    def happen(self, fault: Chance, point: str, worker: SimWorker | None) -> None:
         waiting = self.waiting[fault.point]
         waiting.remove(fault)
         if not waiting:

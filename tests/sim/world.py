@@ -5,9 +5,10 @@ disturbed ──all faults have happened, some seconds pass──▶ healed ─�
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Protocol
 
 from elastic import messages as m
 from runtime.protocol import Frame, WorkerId
@@ -42,7 +43,16 @@ class Outcome:
     recomputed: int
     faults: list[tuple[str, str]]  # (protocol point, kind)
     job_faults: int  # from the job's own list
+    reached: tuple[bool, ...]  # of a script's faults: whether each came to its point
     trace: list[str] = field(default_factory=list)
+
+
+class Script(Protocol):
+    """Faults that depend on what has happened."""
+
+    reached: Mapping[int, bool]  # whether each came to its point
+
+    def progress(self, step: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,8 @@ class Setting:
     job: Job
     profile: Profile
     schedule: tuple[FaultEntry, ...] = ()
+    script: Callable[[World], Script] | None = None  # more faults, as things go
     random: Random | None = None  # decides what chance would
-    heals: bool = False
 
 
 class World:
@@ -82,6 +92,7 @@ class World:
         self.effects = Effects(self)
         self.faults = Faults(self, drawn=setting is None)
         self.vocabulary = Vocabulary(self, setting.schedule if setting is not None else ())
+        self.script = setting.script(self) if setting is not None and setting.script is not None else None
         self.ended: tuple[str, str] | None = None
         self.healed_at: float | None = None
         self.noises = 0
@@ -112,8 +123,9 @@ class World:
             self.checks.plans,
             self.checks.rollbacks,
             self.checks.recomputed,
-            self.faults.happened,
+            self.faults.happened + [(hook or "at once", str(fault.kind)) for fault, hook in self.vocabulary.happened],
             sum(kind == "fault_injected" and "index" in fields for _, kind, fields in self.disk.events),
+            tuple(self.script.reached.get(n, False) for n in range(2)) if self.script is not None else (),
             self.traced,
         )
 
@@ -140,6 +152,8 @@ class World:
         """The job has entered this step for the first time."""
         self.faults.progress(step)
         self.vocabulary.progress(step)
+        if self.script is not None:
+            self.script.progress(step)
 
     def look_who_waits(self) -> None:
         self.armed = bool(self.faults.waiting) or bool(self.vocabulary.waiting)
@@ -231,7 +245,7 @@ class World:
         what = f"{frame.kind.name} of step {frame.step}, shard {frame.shard}, generation {tuple(frame.ballot)}"
         self.trace(f"worker {worker.id} <- {sender}: {what}{when}")
 
-    def trace_message(self, worker: SimWorker, message: dict[str, Any]) -> None:
+    def trace_message(self, worker: SimWorker, message: dict[str, object]) -> None:
         detail = {"ask": "ballot", "release": "step", "ack": "step"}.get(message["kind"])
         text = message["plan"]["ballot"] if message["kind"] == "plan" else message.get(detail or "", "")
         tx = worker.tx
