@@ -328,7 +328,9 @@ class Checks:
         world, disk = self.world, self.world.disk
         if state not in ("done", "stopped"):
             self.violation(f"the run ended as {state}: {reason}")
-        end = self.newest.stop_at if self.newest is not None else 0
+        if self.newest is None:  # stopped before it had begun, or begun again
+            return
+        end = self.newest.stop_at
         if state == "done" and end != world.job.steps:
             self.violation(f"done at step {end} of {world.job.steps}")
         if [r.step for r in disk.ledger] != list(range(max(end, len(disk.ledger)))):  # it may end after a rollback

@@ -16,7 +16,7 @@ from elastic import messages as m
 from elastic.controller import Controller
 from elastic.controller_state import resumed_state
 from elastic.wire import event_from_plain, from_worker
-from runtime.protocol import StepRecord, WorkerId
+from runtime.protocol import Ballot, StepRecord, WorkerId
 from tests.sim.values import digest_of
 from tests.sim.worker import SimWorker
 
@@ -151,6 +151,7 @@ class Cluster:
             self.world.wall() - self.engine.now,
         )
         self.world.trace(f"controller {self.incarnation} starts")
+        self.world.watch.controller_started(self.incarnation)
         self.execute(self.controller, self.incarnation, self.controller.start(self.engine.now))
         for _, agent in sorted(self.agents.items()):
             if agent.alive and not agent.deserted:
@@ -287,12 +288,15 @@ class Cluster:
                     self.world.reached(f"{action.message['kind']} sent", None)
                     if self.controller is None:
                         return
+                    if action.message["kind"] == "ask":
+                        self.world.watch.asked(Ballot(*action.message["ballot"]), action.worker)
                 self.to_worker(self.incarnation, action)
             case m.AppendLedger(record):
                 self.world.checks.ledger(record, disk.ledger)
                 self.write_ripe_manifests()
             case m.AppendEvent(kind, fields):
                 disk.events.append((self.engine.now, kind, fields))
+                self.world.watch.event(kind, fields)
                 self.world.trace(f"event {kind} {dict(fields)}")
             case m.Persist(state):
                 disk.controller = json.dumps(state)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from elastic.faults import FORMS, Fault, FaultKind, Point
 from tests.sim.job import Job, Profile
-from tests.sim.vocabulary import UNPLAYED, Waiting, of_controller
+from tests.sim.vocabulary import UNPLAYED, Waiting
 from tests.sim.world import Outcome, Setting, World
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ CHANGE = {Point.PLAN, Point.HANDOVER, Point.JOIN}
 BRINGS: dict[FaultKind, set[Point]] = {  # which of these follow from a fault by itself
     K.KILL_WORKER: CHANGE,
     K.KILL_AGENT: CHANGE,
-    K.KILL_NODE: {Point.PLAN, Point.HANDOVER},
+    K.KILL_NODE: {Point.PLAN},
     K.KILL_CONTROLLER: {Point.PLAN},
     K.KILL_DRIVER: {Point.PLAN, Point.JOIN},
     K.ADD_NODE: CHANGE,
+    K.STOP: {Point.PLAN},
 }
+MOST = {Point.PLAN: 3, Point.HANDOVER: 2, Point.JOIN: 1, Point.SAVE: 2}  # which time the point is reached; else
+OFTEN = 8
 STEPS = 14
 PATIENCE_SECONDS = 12.0  # for a point to be reached
 
@@ -87,7 +90,7 @@ class Double:
             fault = self.aimed(self.drawn(kind, None))
         else:
             fault = self.drawn(kind, point)
-        most = 3 if point in (Point.PLAN, Point.JOIN, Point.SAVE) or of_controller(kind) else 8
+        most = 1 if point is None else MOST.get(point, OFTEN)
         happened: Callable[[Fault, str], None] = lambda fault, hook: self.happened(number, hook)  # noqa: E731
         self.waiting[number] = self.world.vocabulary.inject(fault, self.random.randint(1, most), happened)
         self.world.engine.after(PATIENCE_SECONDS, self.overdue, number)
@@ -154,6 +157,7 @@ def draw_setting(seed: int) -> Setting:
     workers = nodes * per_node
     pair = pair_of(seed)
     saves = any(point is Point.SAVE or kind is K.KILL_DRIVER for kind, point in pair)
+    joins = any(point in CHANGE for _, point in pair)
     sdc = not saves and random.random() < 0.2
     job = Job(
         nodes=nodes,
@@ -172,7 +176,7 @@ def draw_setting(seed: int) -> Setting:
     )
     slow = random.choice((0.0005, 0.002, 0.01))
     profile = Profile(
-        micro_batch_seconds=random.choice((0.02, 0.04)),
+        micro_batch_seconds=random.choice((0.1, 0.2) if joins else (0.02, 0.04)),  # so that they join in time
         link_seconds=(random.choice((0.01, 0.1, 1.0)) * slow, slow),
         lazy_senders=frozenset(w for w in range(8) if random.random() < 0.1),
         laziness=random.choice((5.0, 30.0)),

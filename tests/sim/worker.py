@@ -14,7 +14,7 @@ from runtime import change
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
-from runtime.protocol import NO_BALLOT, Certificate, Frame, FrameKind, WorkerId, plan_from_plain
+from runtime.protocol import NO_BALLOT, Ballot, Certificate, Frame, FrameKind, WorkerId, plan_from_plain
 from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.clock import CLOCK
@@ -41,12 +41,15 @@ class WatchedTransaction(StepTransaction):
 
     def enter(self, step: int) -> None:
         self.sim.marks.append("install")
+        self.sim.world.watch.entered(self.sim, step)
         self.sim.world.checks.entering(self.sim, step)
         super().enter(step)
 
     def certify(self, certificate: Certificate) -> None:
         self.sim.marks.append("certified")
         self.sim.ahead = self.sim.world.checks.certifying(self.sim, certificate)
+        if self.sim.ahead:
+            self.sim.world.watch.certified(self.sim, certificate)
         super().certify(certificate)
         self.sim.world.checks.holders()
 
@@ -67,6 +70,10 @@ class WatchedDriver(Driver):
             sim.world.violation(f"worker {sim.id} is frozen and does {type(action).__name__}")
         if (point := POINT_OF_ACTION.get(type(action))) is not None:
             sim.at(point)
+        if isinstance(action, a.SendReport):
+            sim.world.watch.promised(sim)
+        elif isinstance(action, a.Filled):
+            sim.world.watch.filled(sim, action.shard)
         super().act(action)
         if point == "report" and sim.moved_here() is not None:
             sim.at("moved")
@@ -295,11 +302,15 @@ class SimWorker:
                 return
         if self.world.tracing:
             self.world.trace_frame(self, sender, frame)
+        if frame.kind is not FrameKind.LOST and self.tx.admit(frame) < 0:
+            self.world.watch.over(self, sender, frame.ballot)
         self.driver.on_link(Received(sender, frame))
 
     def on_link(self, event: LinkUp | LinkDown | ConnectFailed | Received) -> None:
         if self.world.tracing:
             self.world.trace(f"worker {self.id}: {event}")
+        if isinstance(event, LinkDown) and self.driver.is_member(event.peer):
+            self.world.watch.lost_link(self, event.peer)
         self.driver.on_link(event)
 
     def on_message(self, message: dict[str, Any]) -> None:
@@ -314,7 +325,10 @@ class SimWorker:
             self.world.trace_message(self, message)
         before = self.tx.plan
         self.driver.on_message(message)
+        if kind == "plan" and self.tx.plan is before:
+            self.world.watch.refused(self, Ballot(*message["plan"]["ballot"]))
         if self.tx.plan is not before:
+            self.world.watch.installed(self, self.tx.installed())
             self.world.checks.installed(self)
             if self.world.checks.refound and self.id not in self.world.checks.refound:
                 self.at("refound")
@@ -365,5 +379,6 @@ class SimWorker:
 
     def kill(self) -> None:
         self.alive = False
+        self.world.watch.died(self)
         self.backlog.clear()
         self.world.network.died(self)
