@@ -328,8 +328,10 @@ class Checks:
         world, disk = self.world, self.world.disk
         if state not in ("done", "stopped"):
             self.violation(f"the run ended as {state}: {reason}")
-        if self.newest is None:  # stopped before it had begun, or begun again
+        nobody = not any(self.standing(worker) for worker in world.workers.values())
+        if state == "stopped" and (self.newest is None or nobody):  # before it had begun (again); or all died meanwhile
             return
+        assert self.newest is not None
         end = self.newest.stop_at
         if state == "done" and end != world.job.steps:
             self.violation(f"done at step {end} of {world.job.steps}")

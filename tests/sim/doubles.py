@@ -44,7 +44,7 @@ BRINGS: dict[FaultKind, set[Point]] = {  # which of these follow from a fault by
 }
 MOST = {Point.PLAN: 3, Point.HANDOVER: 2, Point.JOIN: 1, Point.SAVE: 2}  # which time the point is reached; else
 OFTEN = 8
-STEPS = 14
+STEPS, STEPS_TO_JOIN = 9, 14  # the latter where somebody has to join first
 PATIENCE_SECONDS = 12.0  # for a point to be reached
 
 
@@ -63,7 +63,7 @@ class Double:
     def __init__(self, world: World, pair: tuple[Case, Case]) -> None:
         self.world, self.random, self.pair = world, world.engine.random, pair
         self.together = self.random.random() < 0.3
-        self.first_step = self.random.choice((1, 1, 2, 3))
+        self.first_step = self.random.choice((1, 1, 2))
         self.waiting: dict[int, Waiting] = {}
         self.reached: dict[int, bool] = {}
         self.begun = False
@@ -76,9 +76,9 @@ class Double:
             self.wait_for(0)
             if self.together:
                 self.wait_for(1)
-        if step >= STEPS - 6:
+        if step >= self.world.job.steps - 5:
             self.overdue(0)
-        if step >= STEPS - 2:
+        if step >= self.world.job.steps - 2:
             self.overdue(1)
 
     def wait_for(self, number: int) -> None:
@@ -158,6 +158,7 @@ def draw_setting(seed: int) -> Setting:
     pair = pair_of(seed)
     saves = any(point is Point.SAVE or kind is K.KILL_DRIVER for kind, point in pair)
     joins = any(point in CHANGE for _, point in pair)
+    steps = STEPS_TO_JOIN if joins else STEPS
     sdc = not saves and random.random() < 0.2
     job = Job(
         nodes=nodes,
@@ -166,12 +167,12 @@ def draw_setting(seed: int) -> Setting:
         min_workers=1,
         logical_ranks=workers + per_node + random.randint(0, 2),  # so that who comes is wanted
         shards=random.choice((2, 3, 4)),
-        steps=STEPS,
+        steps=steps,
         micro_batches=random.choice((1, 2)),
         save_every=0 if sdc else random.choice((2, 3)),
         keep=random.choice((1, 2)),
         sdc=sdc,
-        skips=frozenset(s for s in range(STEPS) if random.random() < 0.04),
+        skips=frozenset(s for s in range(steps) if random.random() < 0.04),
         faults=(),
     )
     slow = random.choice((0.0005, 0.002, 0.01))
