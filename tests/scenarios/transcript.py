@@ -114,6 +114,9 @@ class Transcript(Watch):
         else:
             self.by(worker.id, f"died in step {worker.tx.step}{', certified' if worker.tx.certificate else ''}")
 
+    def woke(self, worker: SimWorker) -> None:
+        self.by(worker.id, f"woke in step {worker.tx.step}")
+
     def lost_link(self, worker: SimWorker, peer: WorkerId) -> None:
         if self.once("lost", worker.id, peer, worker.tx.installed().ballot):
             self.by(worker.id, f"lost the link to {peer}")

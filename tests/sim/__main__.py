@@ -63,7 +63,8 @@ def summary_line(outcome: Outcome, options: argparse.Namespace) -> str:
         first, second = pair_of(outcome.seed)
         pair = f" ({name_of(first)}, then {name_of(second)})"
     if outcome.violation is None:
-        return f"seed {outcome.seed}{pair}: well, {outcome.events} events, {outcome.simulated_seconds:.1f} simulated seconds"
+        seconds = f"{outcome.simulated_seconds:.1f} simulated seconds"
+        return f"seed {outcome.seed}{pair}: well, {outcome.events} events, {seconds}"
     planted = f" --plant {options.plant}" if options.plant is not None else ""
     double = " --double" if options.double else ""
     return (

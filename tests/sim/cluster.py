@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from elastic import messages as m
 from elastic.controller import Controller
 from elastic.controller_state import resumed_state
+from elastic.detector import AGENT_SILENT_SECONDS, FROZEN_SECONDS
 from elastic.wire import event_from_plain, from_worker
+from elastic.workforce import BEAT_PERIOD_SECONDS
 from runtime.protocol import Ballot, StepRecord, WorkerId
 from tests.sim.values import digest_of
 from tests.sim.worker import SimWorker
@@ -317,6 +319,16 @@ class Cluster:
                 after(self.engine.jitter(0.005), self.kill_agent_as_told, slot, again)
             case m.KillController():
                 self.kill_controller()
+            case m.Freeze(slot, worker, seconds, whole):
+                self.to_agent(slot, self.freeze, worker, seconds, whole)
+            case m.Thaw(slot, worker):
+                self.to_agent(slot, self.thaw, worker)
+            case m.ThawAgent(slot):
+                after(self.engine.jitter(0.005), self.thaw_agent, slot)
+            case m.FreezeController(seconds):
+                self.world.effects.freeze_controller(seconds)
+            case m.KillDriver():
+                after(0.0, self.world.effects.kill_driver)
             case m.WriteManifest(version, shards):
                 self.unwritten[version] = shards
                 self.write_ripe_manifests()
@@ -377,6 +389,14 @@ class Cluster:
         self.lives += 1
         agent = self.agents[slot] = SimAgent(slot, f"{slot}-{self.lives}")
         self.introduce(agent)
+        self.beat(agent)
+
+    def beat(self, agent: SimAgent) -> None:
+        """It tells that it lives. The controller judges by that who doesn't."""
+        if agent.alive:
+            if not agent.stopped:
+                self.tell(agent, m.AgentBeat(agent.slot, agent.instance))
+            self.engine.after(BEAT_PERIOD_SECONDS, self.beat, agent)
 
     def introduce(self, agent: SimAgent) -> None:
         self.tell(agent, agent.introduction())
@@ -398,7 +418,7 @@ class Cluster:
 
     def kill_agent_as_told(self, slot: int, again: bool) -> None:
         agent = self.agents.get(slot)
-        if agent is None or not agent.alive:
+        if agent is None or not agent.alive or agent.cut_off:
             return
         self.think(self.incarnation, m.Killed(-1, self.world.wall(), slot))
         self.lose_agent(agent, again=again, gone_for_good=not again)
@@ -456,6 +476,33 @@ class Cluster:
         if new.alive:
             self.tell(agent, m.WorkerUp(info))
 
+    def freeze(self, agent: SimAgent, worker: WorkerId, seconds: float | None, whole: bool) -> None:
+        known = agent.workers.get(worker)
+        if whole:
+            self.world.effects.freeze_node(agent, seconds)
+        elif worker < 0:
+            self.world.effects.freeze_agent(agent, seconds)
+        elif known is not None and known.alive:
+            self.world.effects.freeze_worker(known, seconds)
+            self.tell(agent, m.Killed(worker, self.wall(agent)))
+
+    def thaw(self, agent: SimAgent, worker: WorkerId) -> None:
+        if worker in agent.workers:
+            agent.workers[worker].resume()
+
+    def thaw_agent(self, slot: int) -> None:
+        if slot in self.agents:
+            self.world.effects.thaw_node(self.agents[slot])
+
+    def watch_frozen(self, worker: SimWorker, since: float) -> None:
+        """Its agent, if that runs, sees that it is stopped and silent, and kills it before anybody hears of it."""
+        if not (worker.alive and worker.stopped and worker.stopped_at == since and worker.agent.alive):
+            return
+        if worker.agent.stopped or worker.stubborn_until > self.engine.now:
+            self.engine.after(FROZEN_SECONDS, self.watch_frozen, worker, since)
+        else:
+            self.worker_dies(worker, "stopped, and silent: killed", notice="frozen")
+
     def kill_worker(self, agent: SimAgent, worker: WorkerId, fault: bool) -> None:
         if worker in agent.starting:
             agent.starting.discard(worker)
@@ -468,7 +515,7 @@ class Cluster:
                 self.tell(agent, m.Killed(worker, self.wall(agent)))
             self.worker_dies(known, "SIGKILL")
 
-    def worker_dies(self, worker: SimWorker, why: str, unseen_seconds: float = 0.0) -> None:
+    def worker_dies(self, worker: SimWorker, why: str, unseen_seconds: float = 0.0, notice: str = "exit") -> None:
         if worker.alive:
             self.world.trace(f"*** worker {worker.id} dies in step {worker.tx.step}: {why}")
             self.world.checks.failing([worker])
@@ -480,15 +527,15 @@ class Cluster:
                 seen += unseen_seconds
             elif self.engine.random.random() < 0.1:
                 seen = self.engine.now + 0.0001  # before its own last words
-            self.engine.at(seen, self.worker_exited, worker, why)
+            self.engine.at(seen, self.worker_exited, worker, why, notice)
 
-    def worker_exited(self, worker: SimWorker, why: str) -> None:
+    def worker_exited(self, worker: SimWorker, why: str, notice: str) -> None:
         agent, now = worker.agent, self.wall(worker.agent)
         if agent.alive and agent.stopped:
-            agent.backlog.append((self.worker_exited, (worker, why)))
+            agent.backlog.append((self.worker_exited, (worker, why, notice)))
         elif agent.alive:
             agent.exited.append(m.Exit(worker.id, why, now, worker.driver.computed))
-            self.tell(agent, m.WorkerExited(worker.id, why, now))
+            self.tell(agent, m.WorkerExited(worker.id, why, now, notice))
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -526,6 +573,8 @@ class Cluster:
             return
         arrival = max(agent.up_last, self.engine.now + self.control_seconds(), agent.held_until)
         agent.up_last = arrival
+        if arrival > self.engine.now + AGENT_SILENT_SECONDS / 2:  # it may well be taken for dead
+            self.world.effects.impair(agent.living())
         self.engine.at(arrival, self.think, self.incarnation, event)
 
     def to_worker(self, incarnation: int, action: m.ToWorker) -> None:

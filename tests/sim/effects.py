@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from elastic.detector import FROZEN_SECONDS
+
 if TYPE_CHECKING:
     from runtime.protocol import WorkerId
     from tests.sim.cluster import SimAgent
     from tests.sim.worker import SimWorker
     from tests.sim.world import World
 
-SILENCE_SECONDS = 3.0  # an agent that is out of reach for so long is given up
 ASK_AGAIN_SECONDS = 0.1  # a request while no controller lives
 
 
@@ -46,8 +47,11 @@ class Effects:
     # --- signals ----------------------------------------------------------------------------------------------
 
     def freeze_worker(self, worker: SimWorker, seconds: float | None) -> None:
+        """Its agent will see that, unless it goes on before."""
         worker.stopped = worker.impaired = True
+        worker.stopped_at = self.engine.now
         self.later(seconds, worker.resume)
+        self.engine.after(self.engine.jitter(FROZEN_SECONDS), self.world.cluster.watch_frozen, worker, self.engine.now)
 
     def freeze_agent(self, agent: SimAgent, seconds: float | None) -> None:
         agent.stopped = True
@@ -95,12 +99,11 @@ class Effects:
         self.part([worker], others, way, seconds)
 
     def partition_node(self, agent: SimAgent, way: str | None, seconds: float | None) -> None:
-        """A half of the net; also the controller can't be reached from there, and gives it up if that lasts."""
+        """A half of the net; also the controller can't be reached from there, and gives it up if it hears no beat."""
         self.impair(agent.living())
         self.part(agent.living(), [w for w in self.world.workers.values() if w.agent is not agent], way, seconds)
         agent.cut_off += 1
         self.later(seconds, self.reach, agent)
-        self.engine.after(self.engine.jitter(SILENCE_SECONDS), self.give_up, agent)
 
     def part(
         self, inside: list[SimWorker], outside: Iterable[SimWorker], way: str | None, seconds: float | None
@@ -121,10 +124,6 @@ class Effects:
             agent.cut_off -= 1
             if not agent.cut_off:
                 self.world.cluster.rejoin(agent)
-
-    def give_up(self, agent: SimAgent) -> None:
-        if agent.cut_off:
-            self.world.cluster.desert(agent)
 
     # --- the rest ---------------------------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ class Watch:
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """One that the controller writes down."""
 
+    def woke(self, worker: SimWorker) -> None:
+        """It goes on, right where it was stopped."""
+
     def died(self, worker: SimWorker) -> None: ...
     def lost_link(self, worker: SimWorker, peer: WorkerId) -> None: ...
     def promised(self, worker: SimWorker) -> None:

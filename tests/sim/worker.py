@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from elastic.faults import FORMS, Fault, FaultKind, Point
 from runtime import actions as a
 from runtime import change
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
@@ -192,6 +193,7 @@ class SimWorker:
         self.world, self.agent, self.id, self.slowness = world, agent, worker, slowness
         self.alive = True
         self.stopped = False  # by a signal
+        self.stopped_at = 0.0
         self.impaired = False  # something was done to it or its links, so to give it up is no mistake
         self.mute_until = 0.0  # its agent hears nothing of it before, and it nothing of its agent
         self.stubborn_until = 0.0  # no signal that its agent sends has effect before
@@ -281,6 +283,7 @@ class SimWorker:
     def resume(self) -> None:
         """SIGCONT: everything that came meanwhile is there at once."""
         if self.stopped:
+            self.world.watch.woke(self)
             self.stopped = False
             backlog, self.backlog = self.backlog, []
             for call, arguments in backlog:
@@ -315,6 +318,9 @@ class SimWorker:
 
     def on_message(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
+        if kind == "inject":  # what the driver does about it kills a process
+            self.world.vocabulary.inject(self.hit_by(message["fault"]))
+            return
         if kind in ("ask", "plan"):
             self.at(kind)
             if kind == "plan" and self.world.vocabulary.waiting and self.accepts(message["plan"]):
@@ -332,6 +338,12 @@ class SimWorker:
             self.world.checks.installed(self)
             if self.world.checks.refound and self.id not in self.world.checks.refound:
                 self.at("refound")
+
+    def hit_by(self, plain: dict[str, Any]) -> Fault:
+        kind = FaultKind(plain["kind"])
+        during = None if plain["during"] is None else Point(plain["during"])
+        target = self.agent.node if FORMS[kind].number == "NODE" else self.id
+        return Fault(**{**plain, "kind": kind, "during": during, "target": target})
 
     def accepts(self, plan: Any) -> bool:
         return change.accepts(self.tx, plan_from_plain(plan))  # type: ignore[arg-type]
