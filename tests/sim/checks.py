@@ -48,6 +48,13 @@ class Checks:
         self.rollbacks = 0
         self.plans = 0
         self.recomputed = 0
+        self.anew_at = 0.0  # when this job's run began, or another job resumed it
+
+    def begin_anew(self) -> None:
+        """All is gone but the disk."""
+        self.newest, self.failures, self.anew_at = None, NOT_YET, self.world.engine.now
+        self.members = self.joining = frozenset()
+        self.refound = set()
 
     def violation(self, text: str) -> None:
         self.world.violation(text)
@@ -153,7 +160,7 @@ class Checks:
                 holders.add(worker.id)
         if step > self.max_step:
             self.max_step = step
-            self.world.faults.progress(step)
+            self.world.progress(step)
 
     def nobody_left_behind(self, worker: SimWorker, step: int, lead: int) -> None:
         """Rule 3: nobody of the same generation is further than ``lead`` behind ``step``."""
@@ -321,7 +328,11 @@ class Checks:
         world, disk = self.world, self.world.disk
         if state not in ("done", "stopped"):
             self.violation(f"the run ended as {state}: {reason}")
-        end = self.newest.stop_at if self.newest is not None else 0
+        nobody = not any(self.standing(worker) for worker in world.workers.values())
+        if state == "stopped" and (self.newest is None or nobody):  # before it had begun (again); or all died meanwhile
+            return
+        assert self.newest is not None
+        end = self.newest.stop_at
         if state == "done" and end != world.job.steps:
             self.violation(f"done at step {end} of {world.job.steps}")
         if [r.step for r in disk.ledger] != list(range(max(end, len(disk.ledger)))):  # it may end after a rollback
@@ -344,7 +355,11 @@ class Checks:
         """Whoever is lost is named by a recovery that ends later, whatever happens to the controller meanwhile."""
         recoveries = [(at, e["workers"]) for at, kind, e in events if kind == "recovery"]
         for when, kind, event in events:
-            if kind == "member_left" and not any(at >= when and event["worker"] in who for at, who in recoveries):
+            if (
+                kind == "member_left"
+                and when > self.anew_at
+                and not any(at >= when and event["worker"] in who for at, who in recoveries)
+            ):
                 self.violation(f"worker {event['worker']} is lost, and no recovery names it")
 
 
