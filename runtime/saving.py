@@ -48,6 +48,7 @@ class Saver:
         self._write_first, self._wake = write_first, wake
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._done: deque[Saved] = deque()
+        self._writing = 0
 
     def save(self, version: int, shard: int, snapshot: tuple[Any, Any]) -> None:
         """`snapshot`: (meta, payload), a copy of the holding."""
@@ -72,10 +73,16 @@ class Saver:
 
         self._run(0, write)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is being written, and all that was has been collected."""
+        return self._writing == 0
+
     def collect(self) -> list[Saved]:
         done: list[Saved] = []
         while self._done:
             done.append(self._done.popleft())
+        self._writing -= len(done)
         return done
 
     def _run(self, version: int, write: Callable[[], Saved]) -> None:
@@ -87,4 +94,5 @@ class Saver:
             self._done.append(saved)
             self._wake()
 
+        self._writing += 1
         self._pool.submit(task)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from elastic import messages as m
+from tests.sim import preemption
 
 if TYPE_CHECKING:
     from tests.sim.cluster import SimAgent
@@ -143,6 +144,7 @@ class Faults:
     def __init__(self, world: World) -> None:
         self.world, self.random = world, world.engine.random
         self.planned = self.draw()
+        self.planned += preemption.planned(world.seed, world.job.steps)
         self.waiting: dict[str, list[Fault]] = {}
         self.armed = False
         self.happened: list[tuple[str, str]] = []
@@ -254,6 +256,9 @@ class Faults:
         return [w for w in found if w.alive]
 
     # --- the faults ---------------------------------------------------------------------------------------------
+
+    def preempt_node(self, target: SimWorker) -> None:
+        preemption.happen(self.world, target)
 
     def by_request(self, text: str) -> bool:
         """Now and then through the command line, so that the controller does it itself."""
