@@ -166,8 +166,8 @@ class AgentActor:
         threading.Thread(target=relay.look_after, args=(self._agent, self._ended), name="relay", daemon=True).start()
 
     def _listen_for_notices(self, agent: Agent, usual_seconds: float) -> None:
-        """SIGTERM to this process, instead of what Ray does on one, and a drain of its Ray node. A handler can be set on
-        the main thread only; that is where Ray runs an actor's constructor."""
+        """SIGTERM to this process, instead of what Ray does on one, and a drain of its Ray node. A handler can be set
+        on the main thread only; that is where Ray runs an actor's constructor."""
         signal.signal(signal.SIGTERM, lambda *_: agent.preempt(usual_seconds, "SIGTERM"))
         node_id = ray.get_runtime_context().get_node_id()
 

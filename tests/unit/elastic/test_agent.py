@@ -386,7 +386,7 @@ def test_who_is_let_go_is_asked_first_and_told_when_it_stays(house: House) -> No
     worker.suspend()  # neither hears the question nor minds a signal
     deaf.preempt(500.0, "SIGTERM")
     assert deaf.leave(0.4)
-    assert listener.until("WorkerExited", 5)["reason"] == "SIGKILL"
+    assert "kill" in listener.until("WorkerExited", 5)["reason"].lower()
 
 
 def test_at_its_deadline_a_node_is_gone_whatever_its_workers_say(tmp_path: Path) -> None:
