@@ -64,7 +64,8 @@ class Bookkeeping(Workforce):
             self.to_worker(worker, {"kind": "ack", "step": self.chronicle.ledger_next, "saved": saved})
 
     def end_if_complete(self) -> None:
-        if self.stop_requested and self.ballots.plan is None and not self.ballots.members:
+        begun = self.ballots.members or self.chronicle.ledger_next > self.begun_at
+        if self.stop_requested and self.ballots.plan is None and not begun:
             self.end_early("stopped before it had begun")
             return
         if self.stop_requested and not self.roster.living() and not self.still_returning():
@@ -75,7 +76,7 @@ class Bookkeeping(Workforce):
         if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
             if plan.stop_at >= self.facts.steps:
                 self.end("done", f"{plan.stop_at} steps")
-            else:
+            elif self.stop_requested:
                 self.end_early(f"stopped at step {plan.stop_at}; go on with --resume")
 
     def end_early(self, where: str) -> None:

@@ -55,6 +55,7 @@ class ClusterConfig(Section):
     workers_per_node: Count = 1
     standbys: Annotated[int, Field(ge=0)] = 0  # warm processes beside the workers, for the whole job
     min_workers: Count = 1  # with fewer, the job waits
+    preemption_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # that a node's bare SIGTERM gives
 
     @property
     def workers(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from elastic import messages as m
 from elastic.ballots import Ballots
 from elastic.chronicle import Chronicle
+from elastic.departure import Departures
 from elastic.detector import AgentWatch
 from elastic.faults import Fault, Point
 from elastic.injection import FaultEntry, Schedule
@@ -63,6 +64,7 @@ class ControllerState:
         self.agents = AgentWatch()
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
+        self.departures = Departures()
         self.computed = 0
         self.begun_at = ledger_next  # steps in the ledger when the job began
         # Members that no agent has told this incarnation of yet: (node, micro-batches computed)
@@ -75,7 +77,7 @@ class ControllerState:
         self.deferred: list[str] = []  # faults from the command line, until the agents have told who is there
         if durable is not None:
             self.restore(durable)
-        self.fresh = not self.roster.slots
+        self.fresh = not (self.roster.slots or self.roster.nodes)
         self.cause = "" if self.fresh else "new controller"  # a ballot is due
         self.returning: set[int] = set()  # slots whose agents have not introduced themselves to this incarnation
         self.started = 0.0
@@ -133,6 +135,7 @@ class ControllerState:
             "roster": self.roster.durable(),
             "members": [[worker, *self.facts_of(worker)] for worker in sorted(self.ballots.members)],
             "faults": self.schedule.durable(),
+            "departures": self.departures.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
             "totals": {**self.costs.totals(), "computed": self.computed - self.retold(), "begun_at": self.begun_at},
@@ -152,6 +155,7 @@ class ControllerState:
         self.unseen = {worker: (node, computed) for worker, node, computed in state["members"]}
         self.ballots.members = set(self.unseen)
         self.schedule.restore(state["faults"])
+        self.departures.restore(state["departures"])
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]
         self.costs.restore(state["totals"])
@@ -169,4 +173,5 @@ def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, An
     roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
     faults = durable["faults"] if same_faults else []
     totals = {**Costs().totals(), "computed": 0, "begun_at": None}  # each job counts its own
-    return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False, "totals": totals}
+    kept = {**durable, "roster": roster, "faults": faults, "totals": totals}
+    return {**kept, "members": [], "departures": [], "stop": False}

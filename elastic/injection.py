@@ -23,6 +23,7 @@ from elastic.messages import (
     KillController,
     KillDriver,
     KillWorker,
+    PreemptAgent,
     StartAgent,
     Thaw,
     ThawAgent,
@@ -94,14 +95,18 @@ class Schedule:
                 return fault if waited_for and ledger_next >= fault.at_step else None
         return None
 
-    def take_over(self, kind: FaultKind, target: int, incarnation: int) -> bool:
-        """Whether an earlier controller recorded this fault; it may have died before it was done."""
+    def take_over(self, kind: FaultKind, target: int, incarnation: int) -> Fault | None:
+        """This fault, if an earlier controller recorded it; it may have died before it was done."""
         for known in self.faults:
             same = known.fault.kind is kind and known.fault.target == target
             if same and known.state == "injected" and known.incarnation < incarnation:
                 known.incarnation = incarnation
-                return True
-        return False
+                return known.fault
+        return None
+
+    def held(self) -> frozenset[int]:
+        """Steps that nobody begins before their fault is over."""
+        return frozenset(f.at_step for f in self.faults if f.wait and f.state != "over")
 
     def waited_for(self) -> list[Scheduled]:
         return [f for f in self.faults if f.state == "injected" and f.wait]
@@ -152,7 +157,7 @@ def _on_worker(fault: Fault, roster: Roster, worker: WorkerId) -> list[Action]:
 
 def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
     workers = [w.id for w in roster.living() if w.node == node.id]
-    again = fault.kind is FaultKind.KILL_AGENT
+    again = fault.kind is FaultKind.KILL_AGENT and not node.leaving
     if fault.kind is FaultKind.KILL_NODE:
         roster.slots.discard(node.slot)
     match fault.kind:
@@ -162,6 +167,8 @@ def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
             return [Freeze(node.slot, -1, fault.seconds, whole=fault.kind is FaultKind.FREEZE_NODE)]
         case FaultKind.THAW_AGENT | FaultKind.THAW_NODE:
             return [ThawAgent(node.slot)]
+        case FaultKind.PREEMPT_NODE:
+            return [PreemptAgent(node.slot, fault.seconds or 0.0)]
         case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:  # one of its workers does it, where it comes to the point
             if not workers:
                 return f"node {node.id} has no worker that could come to {fault.during}"
@@ -182,10 +189,12 @@ def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
     match waited.fault.kind:
         case FaultKind.KILL_WORKER:
             return not roster.lives(target)
-        case FaultKind.KILL_NODE:
+        case FaultKind.KILL_NODE | FaultKind.PREEMPT_NODE:
             return target not in roster.nodes or not roster.nodes[target].alive
+        case FaultKind.KILL_AGENT if target in roster.nodes and roster.nodes[target].leaving:  # it never comes back
+            return not roster.nodes[target].alive
         case FaultKind.KILL_AGENT | FaultKind.ADD_NODE:
-            return any(n.alive and n.id >= waited.nodes_before for n in roster.nodes.values())
+            return any((n.alive or n.leaving) and n.id >= waited.nodes_before for n in roster.nodes.values())
         case FaultKind.KILL_CONTROLLER:
             return incarnation > waited.incarnation
         case FaultKind.FREEZE_WORKER if waited.fault.seconds is None:  # it is found, and replaced

@@ -146,6 +146,7 @@ class ShardFilled:
     ballot: Ballot
     shard: int
     optimizer_bytes: int = 0
+    bytes_moved: int = 0  # of the snapshot that filled it
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,16 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """An agent was told that its node goes away in so many seconds. It says so again whenever it introduces itself."""
+
+    slot: int
+    instance: str
+    seconds: float
+    notice: str  # how it was told
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     """Its manifest is in place: by the shell, and version 0 by the worker that computed the initial weights."""
 
@@ -257,6 +268,7 @@ Event: TypeAlias = (
     | FaultRequested
     | CannotGoOn
     | Killed
+    | Preempted
     | CheckpointWritten
     | Tick
 )
@@ -330,6 +342,22 @@ class KillAgent:
 
     slot: int
     again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptAgent:
+    """Tell an agent that its node goes away in so many seconds: an injected notice."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAgent:
+    """Nothing is held on that node any more: its workers may finish what they write and leave, and the agent with them.
+    Nobody is started there again."""
+
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +444,8 @@ Action: TypeAlias = (
     | Thaw
     | ThawAgent
     | KillAgent
+    | PreemptAgent
+    | ReleaseAgent
     | KillController
     | FreezeController
     | FailStore

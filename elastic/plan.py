@@ -33,6 +33,18 @@ class Order:
     stop_at: int
     checkpoint: int  # the newest complete checkpoint's version
     stop_now: bool = False  # end at the version the plan goes on from
+    leaving: frozenset[WorkerId] = frozenset()  # whose nodes go away: they are to hold nothing in the end
+    min_workers: int = 1
+    held: frozenset[int] = frozenset()  # steps that nobody begins yet
+
+    def staying(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
+        """Those who get the pieces: all but who leaves, unless too few would stay."""
+        stays = sorted(set(workers) - self.leaving)
+        return stays if len(stays) >= self.min_workers else sorted(workers)
+
+    def parks(self, workers: Iterable[WorkerId]) -> bool:
+        """Too few stay to go on: what is known goes to a checkpoint at the next step boundary."""
+        return not self.leaving.isdisjoint(workers) and len(set(workers) - self.leaving) < self.min_workers
 
 
 def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
@@ -45,18 +57,34 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     ]
     if newest is None or not counting or not all(complete):
         return start_plan(order, reports)
-    workers = sorted(reports)
+    staying = order.staying(reports)
+    ranks_now = assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)})
+    needed = {*staying, *ranks_now} if handed_over(complete, staying) else reports.keys()
+    workers = sorted(needed)
     return Plan(
         ballot=order.ballot,
         members=tuple(member(w, reports[w], w in counting, version, order.nodes) for w in workers),
         version=version,
         certificate=certificate_before(version, [reports[w] for w in sorted(counting)]),
         checkpoint=None,
-        shards=place_shards(workers, order.nodes, complete, newest.shards),
-        ranks_now=assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}),
-        ranks_next=spread(order.logical_ranks, workers),
-        stop_at=version if order.stop_now else max(order.stop_at, version),
+        shards=place_shards(staying, order.nodes, complete, newest.shards, needed - set(staying)),
+        ranks_now=ranks_now,
+        ranks_next=spread(order.logical_ranks, staying),
+        stop_at=stop_at(order, version, int(version not in order.held) if order.parks(reports) else None),
     )
+
+
+def handed_over(complete: Iterable[set[WorkerId]], staying: Sequence[WorkerId]) -> bool:
+    """Whether those who stay have all copies that there are to be, so that the others may go (rule 16)."""
+    return all(len(copies.intersection(staying)) >= min(2, len(staying)) for copies in complete)
+
+
+def stop_at(order: Order, version: int, steps_left: int | None) -> int:
+    """Who parks ends the step that it has begun, so that nothing of it is computed again."""
+    last = max(order.stop_at, version)
+    if order.stop_now:
+        return version
+    return last if steps_left is None else min(last, version + steps_left)
 
 
 def newest_plan(reports: Iterable[Report]) -> Plan | None:
@@ -102,7 +130,7 @@ def certificate_before(version: int, counting: Sequence[Report]) -> Certificate:
 
 def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     """Start, or roll back to, the newest checkpoint: everyone takes everything from the store (rule 17)."""
-    workers, version = sorted(reports), order.checkpoint
+    workers, version = order.staying(reports), order.checkpoint
     ranks = spread(order.logical_ranks, workers)
     return Plan(
         ballot=order.ballot,
@@ -113,15 +141,19 @@ def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         shards=place_shards(workers, order.nodes, [set(workers)] * order.shards, None),
         ranks_now=ranks,
         ranks_next=ranks,
-        stop_at=version if order.stop_now else max(order.stop_at, version),
+        stop_at=stop_at(order, version, 0 if order.parks(reports) else None),
     )
 
 
 def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]) -> tuple[WorkerId, ...]:
-    """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out."""
+    """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out.
+
+    Whoever leaves ends what it has begun, and is given nothing.
+    """
     at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
+    staying = order.staying(counting)
     if not at_version:
-        return spread(order.logical_ranks, sorted(order.nodes))
+        return spread(order.logical_ranks, order.staying(order.nodes))
     owner: dict[int, WorkerId] = {}
     for worker, report in at_version.items():
         for low, high in report.computed:
@@ -129,13 +161,15 @@ def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[Worke
                 owner.update(dict.fromkeys(range(low, high), worker))
     owed = dict.fromkeys(counting, 0)
     before = newest.ranks_now if newest.version == version else newest.ranks_next
+    takers = [w for w in staying if w in at_version] or sorted(at_version)
     for rank, worker in enumerate(before):
-        if rank not in owner and worker in counting:
+        begun = version not in order.held or worker in staying
+        if rank not in owner and worker in counting and begun:
             owner[rank] = worker
             owed[worker] += 1
     for rank in range(order.logical_ranks):
         if rank not in owner:
-            worker = min(at_version, key=lambda w: (owed[w], w))
+            worker = min(takers, key=lambda w: (owed[w], w))
             owner[rank] = worker
             owed[worker] += 1
     return tuple(owner[rank] for rank in range(order.logical_ranks))

@@ -61,6 +61,7 @@ class Reach(Protocol):
         """The moment of the kill; None if there is nothing to kill."""
 
     def thaw_agent(self, slot: int) -> None: ...
+    def release_agent(self, slot: int) -> None: ...
     def kill_controller(self) -> None: ...
     def freeze_controller(self, seconds: float | None) -> None: ...
     def kill_driver(self) -> None: ...
@@ -157,6 +158,7 @@ class Shell:
                     | m.KillWorker(slot)
                     | m.Freeze(slot)
                     | m.Thaw(slot)
+                    | m.PreemptAgent(slot)
                     | m.ToWorker(slot)
                 ):
                     self._outgoing.setdefault(slot, []).append(action_to_plain(action))
@@ -200,6 +202,8 @@ class Shell:
                     self._follow_ups.append(m.Killed(-1, moment, slot))
             case m.ThawAgent(slot):
                 self._reach.thaw_agent(slot)
+            case m.ReleaseAgent(slot):
+                self._reach.release_agent(slot)
             case m.KillController():
                 self._publish(force=True)
                 self._reach.kill_controller()

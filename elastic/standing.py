@@ -18,6 +18,7 @@ def standing(controller: Controller) -> dict[str, Any]:
         "step": step,
         "steps": controller.facts.steps,
         "generation": generation,
+        "leaving": [node.id for node in controller.roster.leaving_nodes()],
         "members": [member(controller, w) for w in controller.roster if w.alive],
         "incarnation": ballots.incarnation,
         "last": dict(controller.last_step),

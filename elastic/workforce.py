@@ -73,10 +73,12 @@ class Workforce(ControllerState):
 
     def finish_faults(self, node: Node) -> None:
         """What an earlier controller recorded and may not have done: its targets are still here."""
-        if node.slot not in self.roster.slots:  # sent away
+        if node.slot not in self.roster.slots and not node.leaving:  # sent away
             self.act(m.KillAgent(node.slot, again=False))
         elif self.schedule.take_over(FaultKind.KILL_AGENT, node.id, self.ballots.incarnation):
             self.act(m.KillAgent(node.slot, again=True))
+        elif (notice := self.schedule.take_over(FaultKind.PREEMPT_NODE, node.id, self.ballots.incarnation)) is not None:
+            self.act(m.PreemptAgent(node.slot, notice.seconds or 0.0))
         for worker in [w for w in self.roster.living() if w.node == node.id]:
             if self.schedule.take_over(FaultKind.KILL_WORKER, worker.id, self.ballots.incarnation):
                 self.act(m.KillWorker(node.slot, worker.id, fault=True))
@@ -185,6 +187,10 @@ class Workforce(ControllerState):
         if not self.roster.lives(worker):
             return
         known = self.roster.workers[worker]
+        if self.roster.leaves(worker):  # it may be its turn to go
+            known.state = WorkerState.DEAD
+            self.gone(worker, reason, time, notice)
+            return
         if known.state is WorkerState.STARTING and not self.costs.is_killed(worker):
             self.failed_starts += 1
             self.start_after = self.now + min(LONGEST_BACKOFF_SECONDS, 0.25 * 4.0**self.failed_starts)
@@ -290,9 +296,9 @@ class Workforce(ControllerState):
     def joiners(self) -> list[WorkerId]:
         """Ready workers that the job wants as members: the oldest first. The rest are standbys.
 
-        A suspect counts as leaving here, so that a standby takes its place in the same ballot.
+        A suspect counts as leaving here, and so does who is told to go: a standby takes its place in the same ballot.
         """
-        ready = [w.id for w in self.roster.ready()]
+        ready = [w.id for w in self.roster.ready() if not self.roster.leaves(w.id)]
         staying = (self.ballots.members & set(ready)) - self.suspects.all()
         if self.redistributing and self.enough(staying):
             return []

@@ -69,6 +69,7 @@ class Driver:
         self.optimizer_bytes = 0
         self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
         self.bytes_moved = 0
+        self.snapshot_bytes: dict[int, int] = {}  # by shard, of those that came
         self.links = total(mesh.counters)  # as of the last plan
         self.handed_over: set[int] = set()
         self.resumed_at = 0.0
@@ -79,8 +80,8 @@ class Driver:
     # --- the loop -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until told to leave, or the agent is gone."""
-        while not self.leaving and self.agent.closed is None:
+        """Until told to leave, when what is being written has been, or the agent is gone."""
+        while not (self.leaving and self.saver.idle) and self.agent.closed is None:
             events = self.mesh.poll(self.patience())
             for event in events:
                 self.on_link(event)
@@ -119,6 +120,8 @@ class Driver:
                 else:
                     if self.armed and frame.kind is FrameKind.SNAPSHOT:
                         self.reach("handover")
+                    if frame.kind is FrameKind.SNAPSHOT:
+                        self.snapshot_bytes[frame.shard] = getattr(frame.payload, "nbytes", 0)
                     self.do(self.tx.on_frame(peer, frame))
             case LinkUp(peer):
                 self.redial.pop(peer, None)
@@ -219,6 +222,7 @@ class Driver:
                 self.saver.initialise()
             case "leave":
                 self.leaving = True
+                self.compute.want(self.tx.step, ())
             case "inject":
                 self.armed.arm(message["fault"])
                 self.reach(None)
@@ -315,7 +319,8 @@ class Driver:
                     self.saver.save(version, shard, snapshot)
             case a.Filled(ballot, shard):
                 held = self.arithmetic.optimizer_bytes()
-                self.tell("ShardFilled", ballot=list(ballot), shard=shard, optimizer_bytes=held)
+                moved = self.snapshot_bytes.pop(shard, 0)
+                self.tell("ShardFilled", ballot=list(ballot), shard=shard, optimizer_bytes=held, bytes_moved=moved)
             case a.AtGate(step):
                 self.tell("WaitingAtGate", step=step)
             case a.Ended(version):

@@ -66,6 +66,7 @@ class Saver:
         self._done: deque[Saved | Delayed] = deque()
         self._newest: dict[int, int] = {}  # version by shard (-1: the weights)
         self._failing: tuple[float, str] = (0.0, "")  # injected: until when (monotonic), and how
+        self._writing = 0
 
     def save(self, version: int, shard: int, snapshot: tuple[Any, Any]) -> None:
         """`snapshot`: (meta, payload), a copy of the holding."""
@@ -96,10 +97,16 @@ class Saver:
         """An injected fault: nothing can be written for so long."""
         self._failing = (time.monotonic() + seconds, how)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is being written, and all that was has been collected."""
+        return self._writing == 0
+
     def collect(self) -> list[Saved | Delayed]:
         done: list[Saved | Delayed] = []
         while self._done:
             done.append(self._done.popleft())
+        self._writing -= sum(isinstance(what, Saved) or what.given_up for what in done)
         return done
 
     def _patiently(self, version: int, shard: int, write: Callable[[], Saved]) -> Saved | Delayed:
@@ -135,4 +142,5 @@ class Saver:
                 saved = Saved(version, error=error)
             self._tell(saved)
 
+        self._writing += 1
         self._pool.submit(task)

@@ -20,6 +20,7 @@ import ray
 from dataloader.errors import EverstepError
 from elastic import messages as m
 from elastic.agent import Agent, AgentFacts
+from elastic.cluster.drain import draining_seconds
 from elastic.cluster.fate import die_with_raylet
 from elastic.cluster.names import CONTROLLER, log_to
 from elastic.wire import KEPT_KINDS, Plain, event_to_plain
@@ -33,6 +34,7 @@ AGENT_OPTIONS: dict[str, Any] = {
     "concurrency_groups": {"watch": 2, "urgent": 2},
 }
 CHECK_PERIOD_SECONDS = 0.5
+DRAIN_PERIOD_SECONDS = 1.0
 
 log = logging.getLogger("everstep.agent")
 
@@ -160,7 +162,22 @@ class AgentActor:
             relay.report([event_to_plain(m.WorkerFailed(-1, str(error), True))])
             return
         self._agent.start()
+        self._listen_for_notices(self._agent, facts["job"]["cluster"]["preemption_seconds"])
         threading.Thread(target=relay.look_after, args=(self._agent, self._ended), name="relay", daemon=True).start()
+
+    def _listen_for_notices(self, agent: Agent, usual_seconds: float) -> None:
+        """SIGTERM to this process, instead of what Ray does on one, and a drain of its Ray node. A handler can be set
+        on the main thread only; that is where Ray runs an actor's constructor."""
+        signal.signal(signal.SIGTERM, lambda *_: agent.preempt(usual_seconds, "SIGTERM"))
+        node_id = ray.get_runtime_context().get_node_id()
+
+        def look() -> None:
+            while not self._ended.wait(DRAIN_PERIOD_SECONDS):
+                if (seconds := draining_seconds(node_id, usual_seconds)) is not None:
+                    agent.preempt(seconds, "drain")
+                    return
+
+        threading.Thread(target=look, name="drain", daemon=True).start()
 
     def deliver(self, actions: list[Plain]) -> None:
         if self._agent is not None:
@@ -187,6 +204,13 @@ class AgentActor:
     @ray.method(concurrency_group="urgent")
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    @ray.method(concurrency_group="urgent")
+    def leave(self, grace_seconds: float) -> None:
+        """Let all workers end what they write, and go. The actor itself is for the caller to kill."""
+        self._ended.set()
+        if self._agent is not None and not self._agent.leave(grace_seconds):
+            log.error("workers of slot %s did not leave in time", self._agent.facts.slot)
 
     @ray.method(concurrency_group="urgent")
     def close(self, grace_seconds: float) -> tuple[int, str]:

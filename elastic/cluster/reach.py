@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,9 @@ from elastic.cluster.names import agent_name, agent_slot
 from elastic.config import JobConfig
 from elastic.rundir import RunDirectory, write_atomic
 from elastic.wire import Plain
+
+LEAVE_SECONDS = 20.0  # for workers to write what they are writing; an agent knows of deadlines that come earlier
+LEAVE_PATIENCE_SECONDS = 6.0
 
 log = logging.getLogger("everstep.controller")
 
@@ -126,6 +130,20 @@ class Agents:
                 agent = psutil.Process(contact.pid)
                 for process in (*agent.children(), agent):
                     process.resume()
+
+    def release(self, slot: int) -> None:
+        """Its workers and then it may end, on a thread of its own: they end what they write."""
+        contact = self._contacts.get(slot)
+        if contact is not None:
+            threading.Thread(target=self._release, args=(slot, contact), name=f"release-{slot}", daemon=True).start()
+
+    def _release(self, slot: int, contact: Contact) -> None:
+        call = contact.handle.leave.remote(LEAVE_SECONDS)
+        ray.wait([call], timeout=LEAVE_SECONDS + LEAVE_PATIENCE_SECONDS)  # if it dies meanwhile, it is gone as well
+        instance = contact.instance
+        ray.kill(contact.handle, no_restart=True)
+        placement.remove_later(self._facts["namespace"], self._job, slot)
+        self._lost(m.AgentDown(slot, instance, time.time()))
 
     def deliver(self, slot: int, actions: list[Plain]) -> None:
         contact = self._contacts.get(slot)

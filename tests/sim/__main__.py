@@ -7,11 +7,15 @@ import sys
 import time
 from collections import Counter
 
+from tests.sim import preemption
 from tests.sim.bugs import BUGS
 from tests.sim.doubles import CASES, coverage, name_of, pair_of
-from tests.sim.faults import CHANGE_POINTS, KINDS, STEP_POINTS
+from tests.sim.faults import CHANGE_POINTS, STEP_POINTS
+from tests.sim.faults import KINDS as DRAWN
 from tests.sim.runs import run_seed, run_seeds
 from tests.sim.world import Outcome
+
+KINDS = (*DRAWN, preemption.KIND)
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.protocol import Ballot, Certificate, Plan, StepRecord, WorkerId
+from tests.sim import preemption
 from tests.sim.values import digest_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Checks:
         self.certificates: dict[int, set[tuple[bytes, ...]]] = {}  # a later rollback may never be installed
         self.computations: Counter[tuple[int, int]] = Counter()
         self.owed: Counter[tuple[int, int]] = Counter()  # that the dead owed, or had done, and others do again
+        self.parked = False  # all is in a checkpoint, and whoever is left may go
         self.rollbacks = 0
         self.plans = 0
         self.recomputed = 0
@@ -109,7 +111,7 @@ class Checks:
     def failing(self, workers: list[SimWorker]) -> None:
         """These are about to die, all at once and all of one node."""
         counting = [w for w in workers if self.standing(w)]
-        if not counting:
+        if not counting or self.parked:
             return
         self.refresh()
         self.count(counting)
@@ -237,14 +239,17 @@ class Checks:
             return  # a deposed controller's; nobody who counts can accept it any more
         self.refresh()
         living = self.living()
-        left = [w for w in living if w.id not in plan.ids()]
+        left = [w for w in living if w.id not in plan.ids() and not preemption.goes(w)]
         for worker in left:
             if not worker.impaired and current:
                 self.violation(f"worker {worker.id} is given up, and nothing is wrong with it")
         if left:
             self.count(left)
+        if len(plan.members) == 1:  # also if others have gone in good order: there is nobody for a second copy
+            self.failures = max(1, self.failures)
         if plan.checkpoint is not None and self.newest is not None:
             self.rollback(plan, current)
+        self.parked = False
         if plan.checkpoint is not None:
             self.failures = NOT_YET
         if plan.checkpoint is not None or not living:  # or all are dead who knew of later steps
@@ -266,7 +271,7 @@ class Checks:
         self.rollbacks += 1
         if not current:
             return
-        if self.failures <= 1:
+        if self.failures <= 1 and not self.parked:
             self.violation(f"P4: rollback to {plan.version} after {self.failures} failure since full redundancy")
         reporters = [self.world.workers[w].tx for w in plan.ids()]
         newest = max((t.plan for t in reporters if t.plan is not None), key=lambda p: p.ballot, default=None)
@@ -355,8 +360,10 @@ class Checks:
         """Whoever is lost is named by a recovery that ends later, whatever happens to the controller meanwhile."""
         recoveries = [(at, e["workers"]) for at, kind, e in events if kind == "recovery"]
         for when, kind, event in events:
+            goes = kind == "member_left" and event["reason"].endswith("leaves")
             if (
                 kind == "member_left"
+                and not goes
                 and when > self.anew_at
                 and not any(at >= when and event["worker"] in who for at, who in recoveries)
             ):

@@ -19,6 +19,7 @@ from elastic.detector import AGENT_SILENT_SECONDS, FROZEN_SECONDS
 from elastic.wire import event_from_plain, from_worker
 from elastic.workforce import BEAT_PERIOD_SECONDS
 from runtime.protocol import Ballot, StepRecord, WorkerId
+from tests.sim import preemption
 from tests.sim.values import digest_of
 from tests.sim.worker import SimWorker
 
@@ -87,6 +88,7 @@ class SimAgent:
     down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
     late: dict[int, float] = field(default_factory=dict)  # by incarnation: nothing of it arrives before
     held: dict[int, list[tuple[Any, tuple[Any, ...]]]] = field(default_factory=dict)  # what has come meanwhile
+    leave_by: float = FOREVER  # its node goes away then
     slow_reports: float = 0.0  # the next reports take so many seconds longer
 
     def living(self) -> list[SimWorker]:
@@ -299,6 +301,7 @@ class Cluster:
             case m.AppendEvent(kind, fields):
                 disk.events.append((self.engine.now, kind, fields))
                 self.world.watch.event(kind, fields)
+                self.world.checks.parked |= kind == "waiting"
                 self.world.trace(f"event {kind} {dict(fields)}")
             case m.Persist(state):
                 disk.controller = json.dumps(state)
@@ -317,6 +320,10 @@ class Cluster:
                 self.to_agent(slot, self.kill_worker, worker, fault)
             case m.KillAgent(slot, again):
                 after(self.engine.jitter(0.005), self.kill_agent_as_told, slot, again)
+            case m.PreemptAgent(slot, seconds):
+                self.to_agent(slot, lambda agent: preemption.notice(self, agent, seconds))
+            case m.ReleaseAgent(slot):
+                preemption.release(self, slot)
             case m.KillController():
                 self.kill_controller()
             case m.Freeze(slot, worker, seconds, whole):
@@ -400,6 +407,7 @@ class Cluster:
 
     def introduce(self, agent: SimAgent) -> None:
         self.tell(agent, agent.introduction())
+        preemption.say_again(self, agent)
         self.engine.at(agent.up_last, self.introduced, self.incarnation, agent)
 
     def introduced(self, incarnation: int, agent: SimAgent) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tests.sim import preemption
 from tests.sim.mishaps import DISRUPTIVE, KINDS, Mishaps
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Faults:
     def __init__(self, world: World, drawn: bool) -> None:
         self.world, self.random = world, world.engine.random
         self.mishaps = Mishaps(world, self.holders)
-        self.planned = self.draw() if drawn else []
+        self.planned = self.draw() + preemption.planned(world.seed, world.job.steps) if drawn else []
         self.waiting: dict[str, list[Chance]] = {}
         self.happened: list[tuple[str, str]] = []
         self.coverage: Counter[tuple[str, str]] = Counter()

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from elastic.faults import Fault, FaultKind
+from tests.sim import preemption
 
 if TYPE_CHECKING:
     from tests.sim.cluster import SimAgent
@@ -47,7 +48,9 @@ class Mishaps:
         return self.engine.random
 
     def happen(self, kind: str, target: SimWorker) -> None:
-        if kind in list(FaultKind):
+        if kind == preemption.KIND:  # by a signal, or by request
+            preemption.happen(self.world, target)
+        elif kind in list(FaultKind):
             fault = self.drawn(FaultKind(kind), target)
             if not (fault.kind in (K.KILL_WORKER, K.KILL_CONTROLLER) and self.by_request(fault)):
                 self.world.vocabulary.perform(fault)

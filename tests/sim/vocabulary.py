@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dataloader.errors import UsageError
 from elastic.faults import FORMS, Fault, FaultKind, Point, parse_fault
 from elastic.injection import FaultEntry
+from tests.sim import preemption
 
 if TYPE_CHECKING:
     from tests.sim.cluster import SimAgent
@@ -35,7 +36,6 @@ UNPLAYED = {
     K.CORRUPT_WORKER: "its links and memory keep their bits",
     K.DISK_FULL: "its disk is never full",
     K.STORE_DOWN: "its store is always up",
-    K.PREEMPT_NODE: "its agents get no notice",
 }
 BY_CONTROLLER = {K.ADD_NODE, K.STOP}  # nobody else can do it
 
@@ -179,6 +179,8 @@ class Vocabulary:
                     effects.slow_worker(worker, fault.factor or 1.0, fault.seconds)
             case K.PARTITION_NODE:
                 effects.partition_node(agent, fault.way, fault.seconds)
+            case K.PREEMPT_NODE:
+                preemption.notice(self.world.cluster, agent, fault.seconds or 0.0)
             case K.CLOCK_JUMP:
                 effects.clock_jump(agent, fault.seconds or 0.0)
             case _:
