@@ -19,6 +19,7 @@ from typing import Any
 
 from dataloader.errors import InternalError
 from runtime import actions as a
+from runtime.comm import impaired
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
@@ -217,6 +218,8 @@ class Driver:
                 self.saved = [s for s in self.saved if s.version > message["saved"]]
             case "initialise":
                 self.saver.initialise()
+            case "inject" if message.get("what") in (None, "link"):
+                impaired.inject(self.mesh, message)
             case "leave":
                 self.leaving = True
             case "inject":
