@@ -75,9 +75,10 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLinked:
-    """It has tried its links to all the peers that it was told of."""
+    """It has tried its links to all the peers that it was told of. `unreached`: to these it has none, as of now."""
 
     worker: WorkerId
+    unreached: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,12 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
+    """`dialled`: it could not be opened again."""
+
     worker: WorkerId
     peer: WorkerId
     time: float
+    dialled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ _FIELDS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("AgentUp", "starting"): tuple,
     ("AgentUp", "exited"): lambda v: tuple(m.Exit(**e) for e in v),
     ("WorkerUp", "info"): worker_info,
+    ("WorkerLinked", "unreached"): tuple,
     ("Reported", "report"): report_from_plain,
     ("PlanInstalled", "ballot"): _ballot,
     ("Resumed", "ballot"): _ballot,

@@ -231,18 +231,18 @@ class ImpairedMesh:
                 events.append(event)
 
 
-def inject(mesh: Mesh, message: Mapping[str, Any]) -> None:
-    """Do what an `inject` message asks of the links (elastic/faults.py): `fault`, and `peer`, `way`, `seconds`.
+def inject(mesh: Mesh, fault: Mapping[str, Any]) -> None:
+    """Do to the links what an injected fault asks: its `kind` (elastic/faults.py), `peer`, `way`, `seconds`.
 
     `spared`: workers that a partition of all doesn't mean, as those of the same node.
     """
     if not isinstance(mesh, ImpairedMesh):
         raise InternalError("these links take no faults")
-    peer, seconds = message.get("peer"), message.get("seconds")
+    peer, seconds = fault.get("peer"), fault.get("seconds")
     peers = None if peer is None else (peer,)
-    match message["fault"]:
+    match fault["kind"]:
         case "partition-worker" | "partition-node":
-            mesh.partition(peers, message.get("way"), seconds, message.get("spared") or ())
+            mesh.partition(peers, fault.get("way"), seconds, fault.get("spared") or ())
         case "delay-worker":
             mesh.delay(peers, seconds or 0.0)
         case "corrupt-worker":

@@ -1,4 +1,4 @@
-"""Links between two hosts whose network fails without a word: how soon that is seen, and what is no reason to see it."""
+"""Links between two hosts whose network fails without a word: how soon that is seen, and what is no reason to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.comm.tcp import SILENCE_SECONDS, TcpMesh
 from runtime.protocol import Ballot, Frame, FrameKind
 
 SECRET = b"the secret of this very job, 32+"
-LATEST_SECONDS = SILENCE_SECONDS + 0.7  # to notice; a loaded machine looks late
+LATEST_SECONDS = 8.0  # to notice: 1.3 to 1.8, but a loaded machine looks late, and the kernel alone takes 30
 
 
 def note(number: int, payload: Any = None) -> Frame:
@@ -153,7 +153,9 @@ def test_a_busy_peer_with_full_buffers_is_no_silent_one(pair: Pair) -> None:
 
 def test_whoever_looked_away_drops_nobody(pair: Pair) -> None:
     """As after a SIGSTOP, or a long computation: it first reads what has come."""
+    pair.hosts.cut()  # nor do the kernels hear of each other, as if the whole machine had been stopped
     time.sleep(2 * SILENCE_SECONDS)
+    pair.hosts.heal()
     pair.meshes[1].send(2, note(1))
     pair.rest(1.0)
     assert pair.steps(2) == [1]
