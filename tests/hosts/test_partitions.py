@@ -60,7 +60,7 @@ def undisturbed(tokens: Path, tmp_path: Path) -> dict[int, str]:
 @pytest.fixture
 def running(tokens: Path, tmp_path: Path) -> Iterator[LocalJob]:
     """Workers 0 and 1 on node 0, 2 and 3 on node 1."""
-    with local_job(job(tokens, 2, 2), tmp_path / "run", hold_at=frozenset({20, 50, 80})) as started:
+    with local_job(job(tokens, 2, 2), tmp_path / "run", hold_at=frozenset({20, 50, 80, 110})) as started:
         started.until(lambda: started.all_parked_at(20), ENOUGH_SECONDS)
         yield started
 
@@ -101,10 +101,14 @@ def test_partitions(running: LocalJob, undisturbed: dict[int, str]) -> None:
     old = nodes[1]
     stays = {w for w, node in nodes.items() if node == old}
     begun = happen(f"partition-node={old},seconds=20", 80)
-    running.until(lambda: len(told(running, "cut_off")) >= 2 and members(running) == stays, ENOUGH_SECONDS)
+    running.until(lambda: members(running) == stays, ENOUGH_SECONDS)
+    print(f"half from half: decided after {time.monotonic() - begun:.1f} s", told(running, "member_left"))
+    running.until(lambda: len(told(running, "cut_off")) >= 2 and running.all_parked_at(110), ENOUGH_SECONDS)
+    assert members(running) == stays
     print(f"half from half: goes on after {time.monotonic() - begun:.1f} s", told(running, "cut_off"))
-    running.until(lambda: len(running.records) == STEPS or len(members(running)) == 4, ENOUGH_SECONDS)
+    running.until(lambda: running.all_parked_at(110) and len(members(running)) == 4, ENOUGH_SECONDS)
     print(f"half from half: whole again after {time.monotonic() - begun:.1f} s")
+    running.release(110)
     running.until(lambda: len(running.records) == STEPS, ENOUGH_SECONDS)
 
     assert digests(running) == undisturbed
