@@ -43,6 +43,8 @@ EVENT_KINDS = (
     "member_left",
     "plan",
     "standby",
+    "agent_silent",
+    "cut_off",
     "checkpoint",
     "run_ended",
 )

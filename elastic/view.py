@@ -28,6 +28,8 @@ STYLES = {
     "member_left": "yellow",
     "plan": "cyan",
     "standby": "dim",
+    "agent_silent": "red",
+    "cut_off": "yellow",
     "checkpoint": "blue",
     "run_ended": "bold",
 }

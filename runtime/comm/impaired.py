@@ -234,13 +234,15 @@ class ImpairedMesh:
 def inject(mesh: Mesh, fault: Mapping[str, Any]) -> None:
     """Do to the links what an injected fault asks: its `kind` (elastic/faults.py), `peer`, `way`, `seconds`.
 
-    `spared`: workers that a partition of all doesn't mean, as those of the same node.
+    `spared`: workers that a partition of all doesn't mean, as those of the same node. One of 0 seconds heals all.
     """
     if not isinstance(mesh, ImpairedMesh):
         raise InternalError("these links take no faults")
     peer, seconds = fault.get("peer"), fault.get("seconds")
     peers = None if peer is None else (peer,)
     match fault["kind"]:
+        case "partition-worker" | "partition-node" if seconds == 0.0:
+            mesh.heal()
         case "partition-worker" | "partition-node":
             mesh.partition(peers, fault.get("way"), seconds, fault.get("spared") or ())
         case "delay-worker":
