@@ -113,3 +113,26 @@ def net(request: pytest.FixtureRequest) -> Iterator[Net]:
     net = Net(make[request.param])
     yield net
     _shut(net)
+
+
+class Time:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time_of_faults() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def impaired_net(time_of_faults: Time) -> Iterator[Net]:
+    """Injected faults go by the test's clock, the links' own watch by the real one."""
+    net = Net(lambda worker: ImpairedMesh(tcp_mesh(worker), clock=time_of_faults))
+    yield net
+    _shut(net)
