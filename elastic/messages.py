@@ -312,6 +312,14 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
+class CutAgent:
+    """An injected partition: nothing passes between the agent and the controller, for so many seconds; 0: no more."""
+
+    slot: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ThawAgent:
     """SIGCONT to an agent and its workers, for which it can't do it itself."""
 
@@ -401,6 +409,7 @@ Action: TypeAlias = (
     | Freeze
     | Thaw
     | ThawAgent
+    | CutAgent
     | KillAgent
     | KillController
     | FreezeController

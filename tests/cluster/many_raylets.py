@@ -1,9 +1,9 @@
 """A Ray cluster of several raylets on this machine, as a program: a test tells it what to do, line by line.
 
-    start N           a head without CPUs, so that no agent goes there, and N further raylets; says the address
+    start N           a head without CPUs, so that no agent goes there, and N further raylets: their address and pids
     add               one more raylet
-    kill K            SIGKILL to the K-th further raylet, and only to that; it is reaped, since the workers of one that
-                      isn't would live on
+    kill PID          SIGKILL to that raylet, and only to it; it is reaped, since the workers of one that isn't would
+                      live on
     (end of input)    the end of all
 
 Each answer is one line of JSON.
@@ -25,7 +25,12 @@ def main() -> None:
     cpus = int(sys.argv[1])
     common: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster = Cluster()
-    nodes: list[Any] = []
+    raylets: dict[int, Any] = {}
+
+    def add() -> None:
+        raylet = cluster.add_node(num_cpus=cpus, **common).all_processes["raylet"][0].process
+        raylets[raylet.pid] = raylet
+
     try:
         for line in sys.stdin:
             word, *rest = line.split()
@@ -33,12 +38,13 @@ def main() -> None:
             match word:
                 case "start":
                     cluster.add_node(num_cpus=0, temp_dir=sys.argv[2], **common)
-                    nodes += [cluster.add_node(num_cpus=cpus, **common) for _ in range(int(rest[0]))]
-                    answer = {"address": cluster.address}
+                    for _ in range(int(rest[0])):
+                        add()
+                    answer = {"address": cluster.address, "raylets": list(raylets)}
                 case "add":
-                    nodes.append(cluster.add_node(num_cpus=cpus, **common))
+                    add()
                 case "kill":
-                    raylet = nodes[int(rest[0])].all_processes["raylet"][0].process
+                    raylet = raylets.pop(int(rest[0]))
                     answer = {"time": time.time()}
                     raylet.kill()
                     raylet.wait()
