@@ -96,6 +96,8 @@ class Agent:
         self._outgoing = _Outgoing()
         self._kill_at: float | None = None  # monotonic; set once it is closing
         self._beat_at = float("inf")  # monotonic; once it has introduced itself
+        self._cut_until = 0.0  # monotonic; an injected fault: nothing passes to or from the controller
+        self._held: list[Mapping[str, Any]] = []  # actions that came meanwhile
         self._failed = False
         self._closed = threading.Event()
         self._stack = ExitStack()
@@ -133,6 +135,11 @@ class Agent:
             if event["kind"] in KEPT_KINDS:
                 self._command(functools.partial(self._say, event))
 
+    @property
+    def is_cut(self) -> bool:
+        """By an injected fault."""
+        return time.monotonic() < self._cut_until
+
     def close(self, grace_seconds: float = GRACE_SECONDS) -> bool:
         """SIGTERM to all workers, SIGKILL after `grace_seconds`, everything reaped; False if even that took too long.
 
@@ -160,6 +167,7 @@ class Agent:
                     self._fail(error)
                 self._insist()
                 self._beat()
+                self._take_held()
                 self._send_if_due()
             self._forker.end()
             self._stack.close()
@@ -176,6 +184,8 @@ class Agent:
             self._say(event_to_plain(m.WorkerFailed(-1, f"the agent of slot {self.facts.slot}: {error}", True)))
 
     def _wait_seconds(self) -> float:
+        if self.is_cut:
+            return IDLE_SECONDS
         due = min(self._outgoing.due, float("inf") if self._kill_at is None else self._kill_at)
         return min(IDLE_SECONDS, max(0.0, due - time.monotonic()))
 
@@ -193,7 +203,7 @@ class Agent:
         outgoing.due = min(outgoing.due, time.monotonic() + patience)
 
     def _send_if_due(self) -> None:
-        if self._outgoing.events and time.monotonic() >= self._outgoing.due:
+        if self._outgoing.events and time.monotonic() >= self._outgoing.due and not self.is_cut:
             events, self._outgoing = self._outgoing.events, _Outgoing()
             self._controller.report(events)
 
@@ -205,6 +215,9 @@ class Agent:
 
     def _introduce(self) -> None:
         if self._kill_at is not None:
+            return
+        if self.is_cut:
+            self._held.append({"kind": "Introduce"})
             return
         self._beat_at = time.monotonic()
         host = self.facts.host if self.facts.metrics_host in ("0.0.0.0", "::") else self.facts.metrics_host
@@ -223,6 +236,15 @@ class Agent:
 
     def _act(self, actions: Sequence[Mapping[str, Any]]) -> None:
         for plain in actions:
+            if plain["kind"] == "CutAgent":
+                self._cut(plain["seconds"])
+                continue
+            if self.is_cut:
+                self._held.append(plain)
+                continue
+            if plain["kind"] == "Introduce":
+                self._introduce()
+                continue
             if plain["kind"] == "JobFacts":
                 self.metrics.job(plain["status"], plain["tally"])
                 continue
@@ -240,6 +262,17 @@ class Agent:
                     self._crew.thaw(worker)
                 case m.ToWorker(_, worker, message):
                     self._crew.tell(worker, message)
+
+    def _cut(self, seconds: float | None) -> None:
+        self._cut_until = float("inf") if seconds is None else time.monotonic() + seconds
+        if self.is_cut:
+            log.warning("cut off from the controller, as was asked for: the workers of this node wait")
+
+    def _take_held(self) -> None:
+        if self._held and not self.is_cut:
+            log.warning("the controller is in reach again")
+            held, self._held = self._held, []
+            self._act(held)
 
     def _freeze(self, worker: WorkerId, seconds: float | None, whole: bool) -> None:
         if worker >= 0:

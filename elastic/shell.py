@@ -155,6 +155,7 @@ class Shell:
                     | m.KillWorker(slot)
                     | m.Freeze(slot)
                     | m.Thaw(slot)
+                    | m.CutAgent(slot)
                     | m.ToWorker(slot)
                 ):
                     self._outgoing.setdefault(slot, []).append(action_to_plain(action))

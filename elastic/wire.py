@@ -18,7 +18,7 @@ from elastic.messages import Event
 from runtime.protocol import Ballot, record_from_plain, report_from_plain, to_plain
 
 Plain: TypeAlias = dict[str, Any]
-AgentAction: TypeAlias = m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.ToWorker
+AgentAction: TypeAlias = m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.CutAgent | m.ToWorker
 
 # What a worker may say. Its agent adds "worker" to those that have the field and leave it away.
 WORKER_KINDS = frozenset(
@@ -71,7 +71,7 @@ _EVENTS: dict[str, type[Any]] = {
     )
 }
 _AGENT_ACTIONS: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (m.WelcomeAgent, m.StartWorker, m.KillWorker, m.Freeze, m.Thaw, m.ToWorker)
+    cls.__name__: cls for cls in (m.WelcomeAgent, m.StartWorker, m.KillWorker, m.Freeze, m.Thaw, m.CutAgent, m.ToWorker)
 }
 
 

@@ -83,6 +83,7 @@ ACTIONS: list[Any] = [
     m.KillWorker(0, 5, True),
     m.Freeze(0, -1, 2.5, True),
     m.Thaw(0, 5),
+    m.CutAgent(0, 2.5),
     m.ToWorker(0, 5, {"kind": "plan", "plan": to_plain(PLAN)}),
 ]
 
