@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live_job import Site, eventually
+from live_job import Site, assert_same_as_alone, eventually
 
 pytestmark = pytest.mark.timeout(300)
 SLOW_STEPS = ("data.seq_len=256", "train.global_batch=16", "train.steps=100000", "metrics.port=0")
@@ -64,13 +64,8 @@ def test_a_killed_raylet_and_a_new_one(site: Site, tell: Callable[[str], dict[st
     eventually(lambda: len(job.members()) == 2, 90, job.story)
     joined = job.events("member_joined")[-1]
     job.wait_for_step(joined["step"] + 5)
-    digests = {record.step: record.digest for record in job.ledger()}
     assert not any(event["rollback"] for event in job.events("plan"))
     job.signal(signal.SIGINT)
     assert job.end(60) in (0, 130)
 
-    alone = site.job("alone", *SLOW_STEPS, "cluster.nodes=1", address=address)
-    alone.wait_for_step(joined["step"] + 3, 120)
-    same = {record.step: record.digest for record in alone.ledger()}
-    assert len(same) > joined["step"]
-    assert all(digests[step] == digest for step, digest in same.items() if step in digests)
+    assert_same_as_alone(site, job, SLOW_STEPS, joined["step"] + 3)
