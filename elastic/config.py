@@ -294,7 +294,8 @@ def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
             continue
         raise ConfigError(
             f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
-            "--resume may change cluster.*, metrics.*, policy.*, links.* and faults only: set it back, or begin a new run"
+            "--resume may change cluster.*, metrics.*, policy.*, links.* and faults only: "
+            "set it back, or begin a new run"
         )
 
 

@@ -43,7 +43,6 @@ EVENT_KINDS = (
     "member_left",
     "plan",
     "standby",
-    "agent_silent",
     "cut_off",
     "checkpoint",
     "run_ended",

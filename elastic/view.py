@@ -28,7 +28,6 @@ STYLES = {
     "member_left": "yellow",
     "plan": "cyan",
     "standby": "dim",
-    "agent_silent": "red",
     "cut_off": "yellow",
     "checkpoint": "blue",
     "run_ended": "bold",

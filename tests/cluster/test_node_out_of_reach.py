@@ -17,8 +17,7 @@ def test_a_node_out_of_reach(site: Site) -> None:
     injected = job.wait_for_event("fault_injected", within_seconds=120)["time"]
     lone = next(m["pid"] for m in job.members() if m["node"] == 1)
     left = job.wait_for_event("member_left")
-    silent = job.wait_for_event("agent_silent")
-    print(f"goes on after {left['time'] - injected:.1f} s, agent given up after {silent['time'] - injected:.1f} s")
+    print(f"goes on after {left['time'] - injected:.1f} s")
     assert (left["worker"], left["reason"]) == (1, "all others lost their links to it")
     step = job.step()
     eventually(lambda: job.step() > step + 2, 60, job.story)
