@@ -100,6 +100,8 @@ class Agent:
         self._beat_at = float("inf")  # monotonic; once it has introduced itself
         self._terminate_at = float("inf")  # monotonic; whoever was asked to leave is told to
         self._notice: tuple[float, str] | None = None  # its node goes away: when (monotonic), and how it was told
+        self._cut_until = 0.0  # monotonic; an injected fault: nothing passes to or from the controller
+        self._held: list[Mapping[str, Any]] = []  # actions that came meanwhile
         self._failed = False
         self._silent = False  # nothing is reported any more
         self._closed = threading.Event()
@@ -150,6 +152,11 @@ class Agent:
         self._command(lambda: self._begin_to_close(grace_seconds, ask_first=True))
         return self._closed.wait(grace_seconds + 5.0)
 
+    @property
+    def is_cut(self) -> bool:
+        """By an injected fault."""
+        return time.monotonic() < self._cut_until
+
     def close(self, grace_seconds: float = GRACE_SECONDS) -> bool:
         """SIGTERM to all workers, SIGKILL after `grace_seconds`, everything reaped; False if even that took too long.
 
@@ -177,6 +184,7 @@ class Agent:
                     self._fail(error)
                 self._insist()
                 self._beat()
+                self._take_held()
                 self._send_if_due()
             self._outgoing.due = 0.0
             self._send_if_due()
@@ -195,6 +203,8 @@ class Agent:
             self._say(event_to_plain(m.WorkerFailed(-1, f"the agent of slot {self.facts.slot}: {error}", True)))
 
     def _wait_seconds(self) -> float:
+        if self.is_cut:
+            return IDLE_SECONDS
         due = min(self._outgoing.due, self._terminate_at, float("inf") if self._kill_at is None else self._kill_at)
         if self._notice is not None:
             due = min(due, self._notice[0])
@@ -214,7 +224,7 @@ class Agent:
         outgoing.due = min(outgoing.due, time.monotonic() + patience)
 
     def _send_if_due(self) -> None:
-        if self._outgoing.events and time.monotonic() >= self._outgoing.due:
+        if self._outgoing.events and time.monotonic() >= self._outgoing.due and not self.is_cut:
             events, self._outgoing = self._outgoing.events, _Outgoing()
             self._controller.report(events)
 
@@ -226,6 +236,9 @@ class Agent:
 
     def _introduce(self) -> None:
         if self._silent:
+            return
+        if self.is_cut:
+            self._held.append({"kind": "Introduce"})
             return
         self._beat_at = time.monotonic()
         host = self.facts.host if self.facts.metrics_host in ("0.0.0.0", "::") else self.facts.metrics_host
@@ -257,6 +270,15 @@ class Agent:
 
     def _act(self, actions: Sequence[Mapping[str, Any]]) -> None:
         for plain in actions:
+            if plain["kind"] == "CutAgent":
+                self._cut(plain["seconds"])
+                continue
+            if self.is_cut:
+                self._held.append(plain)
+                continue
+            if plain["kind"] == "Introduce":
+                self._introduce()
+                continue
             if plain["kind"] == "JobFacts":
                 self.metrics.job(plain["status"], plain["tally"])
                 continue
@@ -276,6 +298,17 @@ class Agent:
                     self._take_notice(time.monotonic() + seconds, "injected")
                 case m.ToWorker(_, worker, message):
                     self._crew.tell(worker, message)
+
+    def _cut(self, seconds: float | None) -> None:
+        self._cut_until = float("inf") if seconds is None else time.monotonic() + seconds
+        if self.is_cut:
+            log.warning("cut off from the controller, as was asked for: the workers of this node wait")
+
+    def _take_held(self) -> None:
+        if self._held and not self.is_cut:
+            log.warning("the controller is in reach again")
+            held, self._held = self._held, []
+            self._act(held)
 
     def _freeze(self, worker: WorkerId, seconds: float | None, whole: bool) -> None:
         if worker >= 0:

@@ -24,6 +24,7 @@ from elastic.yaml_text import dump, parse
 from runtime.config import (
     CheckpointConfig,
     Count,
+    LinksConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -37,7 +38,7 @@ NOTES = {
     "recipe": "write it as module:Class, as in my_recipe:MyRecipe",
 }
 # What --resume may change, as prefixes of dotted keys; and the keys that say where things lie, not what they are.
-RESUME_MAY_CHANGE = ("cluster.", "metrics.", "policy.", "faults")
+RESUME_MAY_CHANGE = ("cluster.", "metrics.", "policy.", "links.", "faults")
 PLACES = ("run.dir", "recipe_dir")
 
 
@@ -121,6 +122,7 @@ class JobConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
     policy: PolicyConfig = PolicyConfig()
+    links: LinksConfig = LinksConfig()
     faults: tuple[FaultConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -293,7 +295,8 @@ def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
             continue
         raise ConfigError(
             f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
-            "--resume may change cluster.*, metrics.*, policy.* and faults only: set it back, or begin a new run"
+            "--resume may change cluster.*, metrics.*, policy.*, links.* and faults only: "
+            "set it back, or begin a new run"
         )
 
 

@@ -76,16 +76,16 @@ class Controller(Bookkeeping):
                 self.departures.noticed(self, event)
             case m.WorkerUp(info):
                 self.worker_up(info)
-            case m.WorkerLinked(worker):
-                self.worker_linked(worker)
+            case m.WorkerLinked(worker, unreached):
+                self.worker_linked(worker, frozenset(unreached))
             case m.AgentBeat(slot, instance):
                 self.agent_beat(slot, instance)
             case m.WorkerExited(worker, reason, time, notice):
                 self.worker_gone(worker, reason, time, notice)
             case m.WorkerFailed(worker, message, theirs):
                 self.worker_failed(worker, message, theirs)
-            case m.LinkLost(worker, peer, time):
-                self.link_lost(worker, peer, time)
+            case m.LinkLost(worker, peer, time, dialled):
+                self.link_lost(worker, peer, time, dialled)
             case m.Killed(worker, time, slot):
                 self.costs.killed([worker] if slot < 0 else [w.id for w in self.roster if w.slot == slot], time)
             case m.Reported(report):
@@ -329,7 +329,7 @@ class Controller(Bookkeeping):
             and not self.ballots.moving()
             and not self.roster.leaving_nodes()
             and all(w.state is WorkerState.READY for w in self.roster.living())
-            and len(self.ballots.members) >= min(self.target(), len(self.roster.ready()))
+            and len(self.ballots.members) >= min(self.target(), len(self.roster.ready()) - len(self.cut_off()))
             and len(self.roster.living()) >= self.roster.wanted()
         )
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from elastic.faults import FORMS, OPTIONS, Fault, FaultKind, parse_fault
 from elastic.messages import (
     Action,
+    CutAgent,
     FailStore,
     Freeze,
     FreezeController,
@@ -173,14 +174,15 @@ def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
             if not workers:
                 return f"node {node.id} has no worker that could come to {fault.during}"
             return [ToWorker(node.slot, min(workers), in_worker(fault))]
-    return [ToWorker(node.slot, worker, in_worker(fault)) for worker in workers]
+    told: list[Action] = [ToWorker(node.slot, worker, in_worker(fault, workers)) for worker in workers]
+    return [*told, CutAgent(node.slot, fault.seconds)] if fault.kind is FaultKind.PARTITION_NODE else told
 
 
-def in_worker(fault: Fault) -> dict[str, Any]:
-    """The message to a worker that does the fault to itself (runtime/injected.py)."""
+def in_worker(fault: Fault, spared: Iterable[WorkerId] = ()) -> dict[str, Any]:
+    """The message to a worker that does the fault to itself (runtime/injected.py). A partition never means `spared`."""
     options = {name: getattr(fault, name) for name in OPTIONS}
     during = None if fault.during is None else str(fault.during)
-    return {"kind": "inject", "fault": {"kind": str(fault.kind), **options, "during": during}}
+    return {"kind": "inject", "fault": {"kind": str(fault.kind), **options, "during": during, "spared": list(spared)}}
 
 
 def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:

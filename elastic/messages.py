@@ -75,9 +75,10 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLinked:
-    """It has tried its links to all the peers that it was told of."""
+    """It has tried its links to all the peers that it was told of. `unreached`: to these it has none, as of now."""
 
     worker: WorkerId
+    unreached: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,12 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
+    """`dialled`: it could not be opened again."""
+
     worker: WorkerId
     peer: WorkerId
     time: float
+    dialled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +334,14 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
+class CutAgent:
+    """An injected partition: nothing passes between the agent and the controller, for so many seconds; 0: no more."""
+
+    slot: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ThawAgent:
     """SIGCONT to an agent and its workers, for which it can't do it itself."""
 
@@ -443,6 +455,7 @@ Action: TypeAlias = (
     | Freeze
     | Thaw
     | ThawAgent
+    | CutAgent
     | KillAgent
     | PreemptAgent
     | ReleaseAgent

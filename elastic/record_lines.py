@@ -47,6 +47,7 @@ EVENT_KINDS = (
     "waiting",
     "plan",
     "standby",
+    "cut_off",
     "checkpoint",
     "run_ended",
 )

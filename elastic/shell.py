@@ -159,6 +159,7 @@ class Shell:
                     | m.Freeze(slot)
                     | m.Thaw(slot)
                     | m.PreemptAgent(slot)
+                    | m.CutAgent(slot)
                     | m.ToWorker(slot)
                 ):
                     self._outgoing.setdefault(slot, []).append(action_to_plain(action))

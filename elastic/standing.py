@@ -49,6 +49,8 @@ def state(controller: Controller) -> str:
 def member(controller: Controller, worker: Worker) -> dict[str, Any]:
     plan = controller.ballots.plan
     role = "member" if worker.id in controller.ballots.members else "standby"
+    if worker.id in controller.cut_off():
+        role = "cut off"
     return {
         "id": worker.id,
         "node": worker.node,

@@ -31,6 +31,7 @@ STYLES = {
     "waiting": "bold yellow",
     "plan": "cyan",
     "standby": "dim",
+    "cut_off": "yellow",
     "checkpoint": "blue",
     "save_failed": "red",
     "run_ended": "bold",

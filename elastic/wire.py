@@ -18,7 +18,9 @@ from elastic.messages import Event
 from runtime.protocol import Ballot, record_from_plain, report_from_plain, to_plain
 
 Plain: TypeAlias = dict[str, Any]
-AgentAction: TypeAlias = m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.PreemptAgent | m.ToWorker
+AgentAction: TypeAlias = (
+    m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.CutAgent | m.PreemptAgent | m.ToWorker
+)
 
 # What a worker may say. Its agent adds "worker" to those that have the field and leave it away.
 WORKER_KINDS = frozenset(
@@ -75,7 +77,16 @@ _EVENTS: dict[str, type[Any]] = {
 }
 _AGENT_ACTIONS: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (m.WelcomeAgent, m.StartWorker, m.KillWorker, m.Freeze, m.Thaw, m.PreemptAgent, m.ToWorker)
+    for cls in (
+        m.WelcomeAgent,
+        m.StartWorker,
+        m.KillWorker,
+        m.Freeze,
+        m.Thaw,
+        m.CutAgent,
+        m.PreemptAgent,
+        m.ToWorker,
+    )
 }
 
 
@@ -96,6 +107,7 @@ _FIELDS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("AgentUp", "starting"): tuple,
     ("AgentUp", "exited"): lambda v: tuple(m.Exit(**e) for e in v),
     ("WorkerUp", "info"): worker_info,
+    ("WorkerLinked", "unreached"): tuple,
     ("Reported", "report"): report_from_plain,
     ("PlanInstalled", "ballot"): _ballot,
     ("Resumed", "ballot"): _ballot,

@@ -175,13 +175,25 @@ class Workforce(ControllerState):
         for worker in peers:
             self.to_worker(worker, message)
 
-    def worker_linked(self, worker: WorkerId) -> None:
+    def worker_linked(self, worker: WorkerId, unreached: frozenset[WorkerId]) -> None:
         known = self.roster.workers.get(worker)
-        if known is not None and known.state is WorkerState.UP:
+        if known is None or not known.alive or (known.state is WorkerState.READY and known.unreached == unreached):
+            return
+        was_cut_off = worker in self.cut_off()
+        known.unreached = unreached
+        if known.state is WorkerState.UP:
             known.state = WorkerState.READY
-            self.join_at = self.now + JOIN_DELAY_SECONDS
-            self.act(m.Wake(JOIN_DELAY_SECONDS))
-            self.act(m.PublishStatus())
+        if worker in self.cut_off() and not was_cut_off:
+            members = ", ".join(map(str, sorted(unreached & self.ballots.members)))
+            self.act(m.AppendEvent("cut_off", {"worker": worker, "reason": f"it can't reach {members}, so it waits"}))
+        self.join_at = self.now + JOIN_DELAY_SECONDS
+        self.act(m.Wake(JOIN_DELAY_SECONDS))
+        self.act(m.PublishStatus())
+
+    def cut_off(self) -> set[WorkerId]:
+        """Who can't join, as it has no link to a member that lives and that nobody suspects."""
+        there = {w for w in self.ballots.members if self.roster.lives(w)} - self.suspects.all()
+        return {w.id for w in self.roster.ready() if w.id not in self.ballots.members and w.unreached & there}
 
     def worker_gone(self, worker: WorkerId, reason: str, time: float, notice: str) -> None:
         if not self.roster.lives(worker):
@@ -239,7 +251,7 @@ class Workforce(ControllerState):
         """Fenced: dead for good. Its work is given away only now (rule 11)."""
         if self.initialising == worker:
             self.initialising = None
-        self.suspects.clear(worker)
+        self.suspects.forget(worker)
         if self.ballots.died(worker):
             self.notice(worker, time, notice)
             self.costs.lost(worker)
@@ -261,16 +273,17 @@ class Workforce(ControllerState):
         if self.costs.notice(worker, time):
             self.act(m.AppendEvent("fault_detected", {"worker": worker, "notice": how}))
 
-    def link_lost(self, worker: WorkerId, peer: WorkerId, time: float) -> None:
+    def link_lost(self, worker: WorkerId, peer: WorkerId, time: float, dialled: bool = False) -> None:
         self.costs.seen_too(peer, time)
         if not (self.roster.lives(peer) and {worker, peer} <= self.ballots.members):
             return
-        culprit = self.suspects.lost(worker, peer, self.now)
+        culprit = self.suspects.lost(worker, peer, self.now, dialled)
         self.notice(peer, time, "link")
         self.cause = self.cause or f"workers {worker} and {peer} lost their link"
         self.act(m.Wake(GRACE_SECONDS))
         if culprit is not None and self.roster.lives(culprit):
-            self.evict(culprit, f"its link to worker {min(worker, peer)} breaks again and again")
+            others = ", ".join(map(str, self.suspects.broken(culprit)))
+            self.evict(culprit, f"its links to {others} break again and again")
 
     def evict_the_gone(self) -> None:
         asking = self.ballots.asking
@@ -302,7 +315,8 @@ class Workforce(ControllerState):
         staying = (self.ballots.members & set(ready)) - self.suspects.all()
         if self.redistributing and self.enough(staying):
             return []
-        return [w for w in ready if w not in self.ballots.members][: max(0, self.target() - len(staying))]
+        could = self.ballots.members | self.cut_off()
+        return [w for w in ready if w not in could][: max(0, self.target() - len(staying))]
 
     def enough(self, workers: set[WorkerId]) -> bool:
         """To go on. To stop with a checkpoint, one will do."""

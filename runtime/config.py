@@ -1,4 +1,4 @@
-"""The job file's sections that a worker reads: train, model, optimizer, schedule, checkpoint.
+"""The job file's sections that a worker reads: train, model, optimizer, schedule, checkpoint, links.
 
 Values only, checked once and frozen. A message names the field and the cure; whoever loads the job file puts
 the section's name in front. Batches are counted in samples, lengths in tokens.
@@ -150,6 +150,13 @@ class CheckpointConfig(Section):
 
     full_every: Natural = 0  # steps; 0: only at the end
     keep: Count = 2
+
+
+class LinksConfig(Section):
+    """Links between workers."""
+
+    # Without a sign of life from the peer's host a link is lost after so long. A busy or stopped process still has one.
+    silence_seconds: Annotated[float, Field(ge=0.3, le=60.0)] = 1.5
 
 
 def _around(value: int, unit: int) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from dataloader.errors import InternalError
 from runtime import actions as a
+from runtime.comm import impaired
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
@@ -42,6 +43,7 @@ from runtime.thawing import thaw_later
 
 BEAT_SECONDS = 0.1  # at least so often the agent hears that this thread lives
 REDIAL_SECONDS = 0.2
+REDIAL_WAITING_SECONDS = 0.5  # by who is no member yet, or has been cut off
 
 
 class Driver:
@@ -58,6 +60,8 @@ class Driver:
         self.compute, self.saver = compute, saver
         self.addresses: dict[WorkerId, tuple[str, int]] = {}
         self.linking: set[WorkerId] | None = None  # older peers not tried yet, until the first round is over
+        self.tried_once: set[WorkerId] = set()  # peers that it should have a link to, as it has dialled or had one
+        self.unreached: tuple[WorkerId, ...] = ()  # as told
         self.queued: dict[WorkerId, list[Frame]] = {}
         self.redial: dict[WorkerId, float] = {}
         self.records: dict[int, StepRecord] = {}  # not acknowledged
@@ -128,14 +132,21 @@ class Driver:
                 for frame in self.queued.pop(peer, []):
                     self.mesh.send(peer, frame)
                 self.tried(peer)
+                self.tell_reach()
             case ConnectFailed(peer):
                 if self.is_member(peer):  # who can't be reached for long has to go, or the step would wait for ever
                     self.redial[peer] = time.monotonic() + REDIAL_SECONDS
-                    self.tell("LinkLost", peer=peer, time=time.time())
+                    self.tell("LinkLost", peer=peer, time=time.time(), dialled=True)
+                elif self.tx.plan is None:
+                    self.redial[peer] = time.monotonic() + REDIAL_WAITING_SECONDS
                 self.tried(peer)
+                self.tell_reach()
             case LinkDown(peer, _, noticed, local):
                 if not local:
                     self.on_link_down(peer, time.time() - (time.monotonic() - noticed))
+                    if self.tx.plan is None:
+                        self.redial[peer] = time.monotonic() + REDIAL_WAITING_SECONDS
+                        self.tell_reach()
 
     def on_link_down(self, peer: WorkerId, wall_time: float) -> None:
         """Told to the agent and to all: nobody may sit out a time-out that somebody else has seen the reason for."""
@@ -152,7 +163,19 @@ class Driver:
     def is_member(self, peer: WorkerId) -> bool:
         return self.tx.plan is not None and self.tx.plan.member(peer) is not None
 
+    def tell_reach(self) -> None:
+        """Whom this worker can't reach though it should: it can't join those. A member tells of lost links instead."""
+        peers = self.mesh.peers()
+        self.tried_once |= peers
+        lacking = (self.tried_once & self.addresses.keys()) - peers
+        if self.tx.plan is not None:
+            lacking &= set(self.unreached)
+        if self.linking is None and lacking != set(self.unreached):
+            self.unreached = tuple(sorted(lacking))
+            self.tell("WorkerLinked", unreached=self.unreached)
+
     def tried(self, peer: WorkerId) -> None:
+        self.tried_once.add(peer)
         if self.linking is not None and peer in self.linking:
             self.linking.discard(peer)
             self.linked_if_all_tried()
@@ -161,6 +184,7 @@ class Driver:
         if self.linking is not None and not self.linking:
             self.linking = None
             self.tell("WorkerLinked")
+            self.tell_reach()
 
     def on_peers(self, peers: list[Any]) -> None:
         """The newer of two dials the older."""
@@ -177,7 +201,8 @@ class Driver:
         now = time.monotonic()
         for peer in [peer for peer, due in self.redial.items() if due <= now]:
             del self.redial[peer]
-            if self.is_member(peer) and peer not in self.mesh.peers() and peer in self.addresses:
+            wanted = self.tx.plan is None or self.is_member(peer)
+            if wanted and peer not in self.mesh.peers() and peer in self.addresses:
                 self.mesh.connect(peer, self.addresses[peer])
 
     def edit_links(self, plan: Plan, before: Plan | None) -> None:
@@ -355,6 +380,10 @@ class Driver:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 case "disk-full" | "store-down" as kind:
                     self.saver.fail_for(fault["seconds"], STORE_FAILURES[kind])
+                case "partition-worker" | "partition-node" | "delay-worker":
+                    impaired.inject(self.mesh, fault)
+                case "corrupt-worker" if fault["what"] == "link":
+                    impaired.inject(self.mesh, fault)
                 case other:
                     raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
 

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ AGENT_OPTIONS: dict[str, Any] = {
 }
 CHECK_PERIOD_SECONDS = 0.5
 DRAIN_PERIOD_SECONDS = 1.0
+SILENT_SECONDS = 3.0
 
 log = logging.getLogger("everstep.agent")
 
@@ -50,6 +52,7 @@ class Relay:
         self._called = False
         self._calls: list[tuple[Any, list[Plain]]] = []  # with events that must not be lost
         self._last: Any = None  # the newest of any kind
+        self._unanswered: tuple[Any, float] | None = None  # the oldest call that is looked at, and since when
 
     def introduce(self, event: Plain, contact: Plain) -> None:
         node_id = ray.get_runtime_context().get_node_id()
@@ -69,6 +72,7 @@ class Relay:
         lost: list[Plain] = []
         due = not self._call_in(agent)
         while not ended.wait(CHECK_PERIOD_SECONDS):
+            self._say_if_unanswered()
             lost_now, failed = self._sort_calls()
             lost += lost_now
             under_way = self._introduction is None
@@ -92,6 +96,20 @@ class Relay:
             self._calls = [(call, kept) for outcome, call, kept in outcomes if outcome is None] + self._calls
         failed = [kept for outcome, _, kept in outcomes if outcome is False]
         return [event for kept in failed for event in kept], bool(failed)
+
+    def _say_if_unanswered(self) -> None:
+        """A node that is cut off from the controller waits, and says so where people look first."""
+        with self._lock:
+            newest = self._last
+        now = time.monotonic()
+        if self._unanswered is not None and _outcome(self._unanswered[0]) is not None:
+            if now >= self._unanswered[1] + SILENT_SECONDS:
+                log.warning("the controller answers again, after %.0f s", now - self._unanswered[1])
+            self._unanswered = None
+        if self._unanswered is None and newest is not None:
+            self._unanswered = (newest, now)
+        elif self._unanswered is not None and 0 <= now - self._unanswered[1] - SILENT_SECONDS < CHECK_PERIOD_SECONDS:
+            log.warning("the controller has not answered for %.0f s: the workers of this node wait", SILENT_SECONDS)
 
     def _call_in(self, agent: Agent) -> bool:
         """False if there is no controller of that name now."""
@@ -203,6 +221,8 @@ class AgentActor:
 
     @ray.method(concurrency_group="urgent")
     def die(self) -> None:
+        while self._agent is not None and self._agent.is_cut:  # nothing reaches it
+            time.sleep(CHECK_PERIOD_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 
     @ray.method(concurrency_group="urgent")

@@ -46,6 +46,7 @@ class Contact:
     metrics: str = ""
     host: str = ""
     watch: Any = None  # the call that never returns
+    cut_until: float = 0.0  # monotonic; an injected fault: out of reach
 
 
 class Agents:
@@ -115,7 +116,7 @@ class Agents:
         if not again:
             del self._contacts[slot]
             ray.kill(contact.handle, no_restart=True)
-        if contact.node_id == self._node_id and contact.pid > 0:
+        if contact.node_id == self._node_id and contact.pid > 0 and time.monotonic() >= contact.cut_until:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(contact.pid, signal.SIGKILL)
         elif again:
@@ -148,6 +149,8 @@ class Agents:
     def deliver(self, slot: int, actions: list[Plain]) -> None:
         contact = self._contacts.get(slot)
         if contact is not None:
+            for cut in [action["seconds"] for action in actions if action["kind"] == "CutAgent"]:
+                contact.cut_until = float("inf") if cut is None else time.monotonic() + cut
             contact.handle.deliver.remote(actions)
 
     def _start(self, slot: int) -> None:

@@ -86,6 +86,7 @@ ACTIONS: list[Any] = [
     m.Freeze(0, -1, 2.5, True),
     m.Thaw(0, 5),
     m.PreemptAgent(0, 10.0),
+    m.CutAgent(0, 2.5),
     m.ToWorker(0, 5, {"kind": "plan", "plan": to_plain(PLAN)}),
 ]
 
