@@ -10,6 +10,7 @@ from dataloader.errors import UsageError
 from elastic.faults import FORMS, FaultKind, parse_fault
 from tests.scenarios.script import Script, job_of
 from tests.sim.bugs import BUGS, CLASSES
+from tests.sim.classes import CAUGHT
 from tests.sim.doubles import CASES, PAIRS, double_world, pair_of
 from tests.sim.job import FaultEntry
 from tests.sim.runs import run_seed
@@ -134,5 +135,12 @@ def test_both_faults_of_a_seed_happen() -> None:
     assert kinds == [kind for kind, _ in pair_of(0)]
 
 
-def test_every_class_of_bugs_has_one() -> None:
-    assert {bug.kind for bug in BUGS.values()} == set(CLASSES)
+def test_every_class_of_bugs_is_caught_by_double_faults() -> None:
+    assert {BUGS[name].kind for name in CAUGHT} == set(CLASSES)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CAUGHT)
+def test_double_faults_catch_a_planted_bug(name: str) -> None:
+    """Where the code has changed so that this seed no longer does: python -m tests.sim --double --plant NAME."""
+    assert run_seed(CAUGHT[name], name, double=True).violation is not None, BUGS[name].what
