@@ -17,7 +17,8 @@ SIZES = re.compile(
     r"(?P<workers>\d+) workers? on (?P<nodes>\d+) nodes?"
     r"(?:, (?P<standbys>\d+) standbys?)?"
     r"(?:, at least (?P<min_workers>\d+))?"
-    r", (?P<logical_ranks>\d+) logical ranks(?: of (?P<micro_batches>\d+) micro-batches)?, (?P<shards>\d+) shards, (?P<steps>\d+) steps"
+    r", (?P<logical_ranks>\d+) logical ranks(?: of (?P<micro_batches>\d+) micro-batches)?"
+    r", (?P<shards>\d+) shards, (?P<steps>\d+) steps"
     r"(?:, a checkpoint every (?P<save_every>\d+))?"
 )
 FAULT = re.compile(r"at step (?P<at_step>\d+)(?P<wait>, held)?: (?P<fault>\S+)")

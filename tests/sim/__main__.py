@@ -1,4 +1,4 @@
-"""python -m tests.sim [--double [--coverage]] --seeds 0:1000 [--processes 2] [--plant NAME] · --seed N [--trace]"""
+"""python -m tests.sim [--double [--coverage]] --seeds 0:1000 [--plant NAME] · --seed N [--trace] · --bugs"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 
 from tests.sim import preemption
 from tests.sim.bugs import BUGS
+from tests.sim.classes import table
 from tests.sim.doubles import CASES, coverage, name_of, pair_of
 from tests.sim.faults import CHANGE_POINTS, STEP_POINTS
 from tests.sim.faults import KINDS as DRAWN
@@ -20,9 +21,8 @@ KINDS = (*DRAWN, preemption.KIND)
 
 def main() -> int:
     options = parse(sys.argv[1:])
-    if options.list:
-        for name, bug in BUGS.items():
-            print(f"{name:40} rule {bug.rule:16} {bug.what}")
+    if options.bugs:
+        print("\n".join(table()))
         return 0
     if options.seed is not None:
         outcome = run_seed(options.seed, options.plant, options.trace, options.double)
@@ -57,7 +57,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--double", action="store_true", help="two faults a seed, all pairs of faults and points in turn"
     )
     parser.add_argument("--coverage", action="store_true", help="with --double: which pairs came about how often")
-    parser.add_argument("--list", action="store_true", help="the bugs that can be planted")
+    parser.add_argument("--bugs", action="store_true", help="the bugs that can be planted, by class")
     return parser.parse_args(arguments)
 
 

@@ -204,21 +204,6 @@ def backup_votes_before_storing(patches: Patches) -> None:
     patches.put(StepTransaction, "unsettled", property(lambda tx: not tx.frozen))
 
 
-@bug("5", HALF)
-def half_goes_on_by_itself(patches: Patches) -> None:
-    """A worker counts the votes of those that it can reach, and goes on without the others."""
-
-    def has_all_records(tx: StepTransaction) -> bool:
-        reached = tx.sim.mesh.peers() | {tx.worker}  # type: ignore[attr-defined]
-        shards = tx.installed().shards
-        return any(tx.records.values()) and all(
-            tx.records.get(s, {}).keys() >= set(tx.voters(where)) & reached and tx.records.get(s)
-            for s, where in enumerate(shards)
-        )
-
-    patches.put(StepTransaction, "has_all_records", has_all_records)
-
-
 @bug("4 (NOFILLQ)", VOTE)
 def gradients_before_the_snapshot_dropped(patches: Patches) -> None:
     """A backup that is being filled votes, but doesn't keep what arrives before its snapshot."""
