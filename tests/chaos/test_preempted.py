@@ -49,8 +49,7 @@ def test_the_last_node_leaves_a_checkpoint_and_the_job_goes_on_when_one_comes(ho
     one = {"cluster__nodes": 1, "cluster__workers_per_node": 1, "model.vocab_size": house.vocab_size}
     command, run = house.begin("parked", faults=faults, **OWN, **one)
     run.wait_for("it waits", lambda: bool(run.of_kind("departure")), command)
-    assert run.status["state"] == "waiting"
-    assert not run.pids()
+    run.wait_for("the status says so", lambda: run.status["state"] == "waiting" and not run.pids(), command)
     answer = house("inject", str(run.path), "add-node")
     assert answer.code == 0, answer.said()
     ended = command.wait()

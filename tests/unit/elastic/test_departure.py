@@ -62,6 +62,9 @@ def test_leavers_are_left_out_once_others_have_all_and_they_owe_no_work() -> Non
     spared = replace(PLAN, ranks_next=(0, 0, 1, 1), shards=(ShardPlan(0, (1,)), ShardPlan(1, (0,))))
     plan = make_plan(order(leaving={2, 3}), reports(spared, step=spared.version + 1))
     assert set(plan.ids()) == {0, 1}
+    unfilled = replace(spared, shards=PLAN.shards)
+    held = make_plan(order(leaving={2, 3}), reports(unfilled, step=spared.version + 1))
+    assert set(held.ids()) == {0, 1, 2, 3}
     owing = make_plan(order(leaving={2, 3}), reports(spared))  # still in the step whose ranks they have
     assert set(owing.ids()) == {0, 1, 2, 3}
 
