@@ -155,8 +155,9 @@ class CheckpointConfig(Section):
 class LinksConfig(Section):
     """Links between workers."""
 
-    # Without a sign of life from the peer's host a link is lost after so long. A busy or stopped process still has one.
-    silence_seconds: Annotated[float, Field(ge=0.3, le=60.0)] = 1.5
+    # Without a sign of life from the peer's host a link is lost after so long. A busy or stopped process still has one,
+    # but when its buffers are full perhaps no other than the kernel's keep-alive, once a second.
+    silence_seconds: Annotated[float, Field(ge=1.2, le=60.0)] = 1.5
 
 
 def _around(value: int, unit: int) -> list[int]:

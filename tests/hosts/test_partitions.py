@@ -27,7 +27,7 @@ def job(tokens: Path, nodes: int, workers_per_node: int) -> JobConfig:
             "cluster": {"nodes": nodes, "workers_per_node": workers_per_node},
             "data": {"path": str(tokens), "seq_len": 32},
             "model": {"hidden_size": 32, "intermediate_size": 48, "layers": 2, "heads": 2, "kv_heads": 1},
-            "links": {"silence_seconds": 1.0},
+            "links": {"silence_seconds": 1.2},
         },
         "test",
     )

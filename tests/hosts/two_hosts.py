@@ -62,6 +62,10 @@ class TwoHosts:
         """That command, to be run on that host."""
         return ["ip", "netns", "exec", self.names[end], *words]
 
+    def runs(self, end: str, pid: int) -> bool:
+        """Whether that process runs on that host."""
+        return os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), os.stat(f"/run/netns/{self.names[end]}"))
+
     # --- what can happen to the cable ------------------------------------------------------------------------------
 
     def cut(self, frm: str = "ab") -> None:
