@@ -37,6 +37,7 @@ PLAYED = [
     "delay-worker=3,peer=0,seconds=0.1",
     "clock-jump=1,seconds=3600",
     "add-node",
+    "preempt-node=1,seconds=30",
     "stop",
 ]
 
