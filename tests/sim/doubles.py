@@ -52,6 +52,11 @@ def pair_of(seed: int) -> tuple[Case, Case]:
     return PAIRS[seed * STRIDE % len(PAIRS)]
 
 
+def case_of(text: str) -> Case:
+    kind, _, point = text.partition(",during=")
+    return FaultKind(kind), Point(point) if point else None
+
+
 def name_of(case: Case) -> str:
     kind, point = case
     return str(kind) if point is None else f"{kind} {point}"
@@ -151,11 +156,10 @@ class Double:
 # --- the world of a seed ------------------------------------------------------------------------------------------
 
 
-def draw_setting(seed: int) -> Setting:
+def draw_setting(seed: int, pair: tuple[Case, Case]) -> Setting:
     random = Random(seed)
     nodes, per_node = random.choice(((2, 2), (2, 2), (3, 2), (2, 3), (4, 1), (3, 1), (2, 1), (1, 3)))
     workers = nodes * per_node
-    pair = pair_of(seed)
     saves = any(point is Point.SAVE or kind is K.KILL_DRIVER for kind, point in pair)
     joins = any(point in CHANGE for _, point in pair)
     steps = STEPS_TO_JOIN if joins else STEPS
@@ -192,8 +196,8 @@ def draw_setting(seed: int) -> Setting:
     return Setting(job, profile, script=lambda world: Double(world, pair))
 
 
-def double_world(seed: int, tracing: bool = False) -> World:
-    return World(seed, tracing, draw_setting(seed))
+def double_world(seed: int, tracing: bool = False, pair: tuple[Case, Case] | None = None) -> World:
+    return World(seed, tracing, draw_setting(seed, pair or pair_of(seed)))
 
 
 def coverage(outcomes: list[Outcome]) -> tuple[dict[tuple[Case, Case], int], dict[Case, tuple[int, int]]]:

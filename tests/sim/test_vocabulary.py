@@ -9,8 +9,8 @@ import pytest
 from dataloader.errors import UsageError
 from elastic.faults import FORMS, FaultKind, parse_fault
 from tests.scenarios.script import Script, job_of
-from tests.sim.bugs import BUGS, CLASSES, HALF
-from tests.sim.classes import CAUGHT
+from tests.sim.bugs import BUGS, CLASSES, HALF, planted
+from tests.sim.classes import CAUGHT, caught_by
 from tests.sim.doubles import CASES, PAIRS, double_world, pair_of
 from tests.sim.job import FaultEntry
 from tests.sim.runs import run_seed
@@ -37,6 +37,7 @@ PLAYED = [
     "delay-worker=3,peer=0,seconds=0.1",
     "clock-jump=1,seconds=3600",
     "add-node",
+    "preempt-node=1,seconds=30",
     "stop",
 ]
 
@@ -143,4 +144,5 @@ def test_every_class_of_bugs_is_caught_by_double_faults() -> None:
 @pytest.mark.parametrize("name", CAUGHT)
 def test_double_faults_catch_a_planted_bug(name: str) -> None:
     """Where the code has changed so that this seed no longer does: python -m tests.sim --double --plant NAME."""
-    assert run_seed(CAUGHT[name], name, double=True).violation is not None, BUGS[name].what
+    with planted(name):
+        assert caught_by(name).run().violation is not None, BUGS[name].what
