@@ -35,6 +35,7 @@ class Worker:
     optimizer_bytes: int = 0
     progress: tuple[int, int] = (-1, 0)  # (step, micro-batches of it computed)
     computed: int = 0  # micro-batches in its life
+    micro_batch_seconds: float = 0.0  # as last told
 
     @property
     def alive(self) -> bool:
