@@ -56,7 +56,7 @@ class Job:
             self.steps,
             self.micro_batches,
             self.faults,
-            self.balance,
+            balance=self.balance,
         )
 
 
