@@ -145,6 +145,8 @@ class LocalJob:
                 )
 
     def _take_in(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
+        if message["kind"] == "Alive":  # for an agent's watch
+            return
         event = event_from_plain(from_worker(worker, message))
         if isinstance(event, m.WaitingAtGate) and event.step in self.hold_at:
             self.parked.setdefault(event.step, set()).add(worker)
