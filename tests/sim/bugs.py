@@ -485,7 +485,7 @@ def retired_copy_dropped_at_once(patches: Patches) -> None:
     patches.put(change, "take_holdings", take_holdings)
 
 
-@bug("14 (REDEAL)")
+@bug("14 (REDEAL)", FENCE)
 def step_under_way_dealt_anew(patches: Patches) -> None:
     """Where nobody came or went, the new map holds for the step under way as well, whatever is computed of it."""
     real = elastic.plan.assign_now

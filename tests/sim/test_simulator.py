@@ -76,8 +76,8 @@ def test_work_leaves_a_slow_worker_and_comes_back(seed: int, monkeypatch: pytest
         world.request(f"slow-worker={target.id},factor=3,seconds={20 * world.job.micro_batches}")
 
     world.faults.planned.clear()
-    world.faults.wait_for(Fault("slow-worker", "reduced", 30, 0, 160, False, True))
-    world.faults.slow_worker = slow_down  # type: ignore[method-assign]
+    world.faults.wait_for(Chance("slow-link", "reduced", 30, 0, 160, False, True))
+    world.faults.mishaps.slow_link = slow_down  # type: ignore[method-assign]
     outcome = world.run()
     assert outcome.violation is None
     changes = [fields for _, kind, fields in world.disk.events if kind == "rebalance"]

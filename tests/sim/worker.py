@@ -129,12 +129,6 @@ class SimCompute:
         self.begun_at = self.owner.world.engine.now
         self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, number)
 
-    def slow(self, factor: float, seconds: float | None) -> None:
-        before = self.owner.slowness
-        self.owner.slowness = before * factor
-        if seconds is not None:
-            self.owner.later(seconds, setattr, self.owner, "slowness", before)
-
     def measure(self) -> None:
         """Beside whatever is computed, which production would do one after the other."""
         seconds = self.owner.micro_batch_seconds()
