@@ -93,6 +93,10 @@ class LocalJob:
         for worker in self.parked.pop(step, set()):
             self._tell(worker, {"kind": "release", "step": step})
 
+    def inject(self, fault: str) -> None:
+        """`everstep inject`."""
+        self._perform(self.controller.handle(m.FaultRequested(fault), time.monotonic()))
+
     def pids(self) -> list[int]:
         return [process.popen.pid for process in self._processes.values()]
 

@@ -18,7 +18,8 @@ class Bookkeeping(Workforce):
         if known is not None:
             self.computed += max(0, event.total - known.computed)
             known.computed, known.progress = event.total, (event.step, event.micro_batches)
-            known.optimizer_bytes = event.optimizer_bytes
+            known.optimizer_bytes, known.micro_batch_seconds = event.optimizer_bytes, event.micro_batch_seconds
+            self.balance.measured(event.worker, event.step, event.micro_batch_seconds)
 
     def steps_decided(self, records: tuple[StepRecord, ...]) -> None:
         if (step := self.chronicle.contradicts(records)) is not None:
@@ -30,12 +31,20 @@ class Bookkeeping(Workforce):
             self.act(m.AppendLedger(record))
             self.deaths_in_place = self.agents_in_place = 0
             self.last_step = to_plain(record)
+            self.weigh(record)
         plan = self.ballots.plan
         if self.costs.now is not None and plan is not None and self.chronicle.ledger_next > plan.version:
             self.costs.now.handed_over.clear()  # step B is decided, so it is computed
             self.close_recovery()
         self.acknowledge()
         self.act(m.PublishStatus())
+
+    def weigh(self, record: StepRecord) -> None:
+        """Whether moving work pays, and whether it did."""
+        if record.generation == self.ballots.number:
+            gain = self.balance.decided(record.step, record.seconds, self.now)
+            if gain is not None:
+                self.act(m.AppendEvent("rebalance_gain", gain))
 
     def checkpoint_written(self, version: int) -> None:
         if self.chronicle.checkpoint_written(version):

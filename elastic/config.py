@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dataloader.config import DataConfig
 from dataloader.errors import ConfigError, UsageError
+from elastic.balance import Terms
 from elastic.faults import Fault, FaultKind, parse_fault
 from elastic.wording import one_line
 from elastic.yaml_text import dump, parse
@@ -38,7 +39,8 @@ NOTES = {
     "recipe": "write it as module:Class, as in my_recipe:MyRecipe",
 }
 # What --resume may change, as prefixes of dotted keys; and the keys that say where things lie, not what they are.
-RESUME_MAY_CHANGE = ("cluster.", "metrics.", "policy.", "links.", "faults")
+MAY_CHANGE_SECTIONS = ("cluster", "balance", "metrics", "policy", "links")
+RESUME_MAY_CHANGE = (*(f"{name}." for name in MAY_CHANGE_SECTIONS), "train.pad_micro_batch_seconds", "faults")
 PLACES = ("run.dir", "recipe_dir")
 
 
@@ -78,6 +80,19 @@ class PolicyConfig(Section):
     node_lost: Literal["standby", "redistribute", "stop"] = "standby"
     holders_lost: Literal["checkpoint", "stop"] = "checkpoint"  # of some shard, all at once
     restarts: Count = 4  # per worker of the job, at one step, before the job is taken for hopeless
+
+
+class BalanceConfig(Section):
+    """When work moves away from slow workers, and back; see elastic/balance.py. No bit depends on it."""
+
+    enabled: bool = Terms.enabled
+    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Terms.threshold  # of a step's seconds that it has to save
+    every: Count = Terms.every  # steps between two changes, at least
+    patience_seconds: Annotated[float, Field(ge=0.0)] = Terms.patience_seconds  # for which it has to look so
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.enabled, self.threshold, self.every, self.patience_seconds)
 
 
 class FaultConfig(Section):
@@ -123,6 +138,7 @@ class JobConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
     policy: PolicyConfig = PolicyConfig()
     links: LinksConfig = LinksConfig()
+    balance: BalanceConfig = BalanceConfig()
     faults: tuple[FaultConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -295,7 +311,7 @@ def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
             continue
         raise ConfigError(
             f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
-            "--resume may change cluster.*, metrics.*, policy.*, links.* and faults only: "
+            f"--resume may change {', '.join(f'{name}.*' for name in MAY_CHANGE_SECTIONS)} and faults only: "
             "set it back, or begin a new run"
         )
 

@@ -7,9 +7,9 @@ It never sits in the step. What it does in a change is one procedure for all cau
                          ▼
                       plan(b) to all its members ──every member resumed──▶ steady
 
-Causes: a death, a lost link, a worker ready to join, a node that leaves, filled copies that let old ones retire,
-`stop`, and being a new incarnation. A cause that arrives while asking needs a ballot of its own only if its worker was
-not asked.
+Causes: a death, a lost link, a worker ready to join, a node that leaves, filled copies that let old ones retire, a slow
+worker (or one that is slow no more), `stop`, and being a new incarnation. A cause that arrives while asking needs a
+ballot of its own only if its worker was not asked.
 Restarted, it has its small durable state (``Persist``), and the living agents tell the rest.
 """
 
@@ -190,6 +190,10 @@ class Controller(Bookkeeping):
             self.cause = "copies are filled"
         if not self.cause and self.stop_requested and (plan := self.ballots.plan) and plan.stop_at > plan.version:
             self.cause = "stop"
+        leaving = any(self.roster.leaves(worker) for worker in self.ballots.members)
+        if not (self.cause or leaving) and self.balance.due(self.position, self.now) and self.settled():
+            self.cause = "rebalance"
+            self.balance.adopt()
         return bool(self.cause)
 
     def may_start(self) -> bool:
@@ -249,6 +253,7 @@ class Controller(Bookkeeping):
             leaving=frozenset(w for w in reports if self.roster.leaves(w)),
             min_workers=self.facts.min_workers,
             held=self.schedule.held(),
+            slowness=self.balance.slowness,
         )
         for worker in sorted(self.unseen):
             self.gone(worker, "its agent doesn't answer the new controller", self.wall(), "agent")
@@ -259,6 +264,7 @@ class Controller(Bookkeeping):
             return
         self.redistributing = False
         self.ballots.adopt(plan, self.now)
+        rebalanced = self.balance.planned(plan)
         self.position = plan.version
         if plan.checkpoint is not None:
             self.schedule.rewind()
@@ -271,6 +277,8 @@ class Controller(Bookkeeping):
                 self.act(m.AppendEvent("member_joined", {"worker": member.worker, "node": member.node}))
         facts = self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)
         self.act(m.AppendEvent("plan", {**facts, "tier": str(tier_of(plan, before))}))
+        if rebalanced is not None:
+            self.act(m.AppendEvent("rebalance", rebalanced))
         self.reach(Point.PLAN)
         self.send_plan(plan, set(plan.ids()))
         self.act(m.PublishStatus())

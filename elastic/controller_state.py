@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic import messages as m
+from elastic.balance import NEVER, Balance, Terms
 from elastic.ballots import Ballots
 from elastic.chronicle import Chronicle
 from elastic.departure import Departures
@@ -39,6 +40,7 @@ class ControllerFacts:
     micro_batches_per_rank: int
     faults: tuple[FaultEntry, ...] = ()
     policy: Policy = field(default_factory=Policy)
+    balance: Terms = NEVER
 
 
 class ControllerState:
@@ -65,6 +67,7 @@ class ControllerState:
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
         self.departures = Departures()
+        self.balance = Balance(facts.balance, facts.logical_ranks, facts.micro_batches_per_rank, facts.steps)
         self.computed = 0
         self.begun_at = ledger_next  # steps in the ledger when the job began
         # Members that no agent has told this incarnation of yet: (node, micro-batches computed)
@@ -138,6 +141,7 @@ class ControllerState:
             "departures": self.departures.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
+            "balance": self.balance.durable(),
             "totals": {**self.costs.totals(), "computed": self.computed - self.retold(), "begun_at": self.begun_at},
         }
         self.act(m.Persist(state))
@@ -158,6 +162,7 @@ class ControllerState:
         self.departures.restore(state["departures"])
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]
+        self.balance.restore(state["balance"])
         self.costs.restore(state["totals"])
         self.computed = state["totals"]["computed"]  # the rest is `retold`
         if state["totals"]["begun_at"] is not None:
@@ -173,5 +178,6 @@ def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, An
     roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
     faults = durable["faults"] if same_faults else []
     totals = {**Costs().totals(), "computed": 0, "begun_at": None}  # each job counts its own
-    kept = {**durable, "roster": roster, "faults": faults, "totals": totals}
+    own = {"balance": {"slowness": [], "moved_at": None, "in_vain": 0}, "totals": totals}
+    kept = {**durable, "roster": roster, "faults": faults, **own}
     return {**kept, "members": [], "departures": [], "stop": False}

@@ -233,7 +233,8 @@ class Crew:
                 self._holds(worker, event["optimizer_bytes"])
             case "Progress":
                 worker.computed = event["total"]
-                self._metrics.worker(worker.id, micro_batches=float(event["total"]))
+                seconds = float(event.get("micro_batch_seconds", 0.0))
+                self._metrics.worker(worker.id, micro_batches=float(event["total"]), micro_batch_seconds=seconds)
                 self._holds(worker, event.get("optimizer_bytes", 0))
             case "StepsDecided":
                 for record in event["records"][-1:]:

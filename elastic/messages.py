@@ -164,6 +164,7 @@ class Progress:
     """Micro-batches of `step` that this worker has computed so far, and of all steps in its life.
 
     `optimizer_bytes`: held when it began the step; state comes into being with the first step, so a plan's say is old.
+    `micro_batch_seconds`: the median of the step's so far; of one that belongs to none, where it has no logical rank.
     """
 
     worker: WorkerId
@@ -171,6 +172,7 @@ class Progress:
     micro_batches: int
     total: int
     optimizer_bytes: int = 0
+    micro_batch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class AgentMetrics(Collector):
             self._newer({name: getattr(record, name) for name in record.__slots__})
 
     def worker(self, worker: int, **values: float) -> None:
-        """Of a living worker: `micro_batches` computed in its life, `optimizer_bytes` held, `up` 0 or 1."""
+        """Of a living worker: `micro_batches` computed in its life, what one takes (`micro_batch_seconds`),
+        `optimizer_bytes` held, `up` 0 or 1."""
         with self._lock:
             self._workers.setdefault(worker, {}).update(values)
 
@@ -112,6 +113,8 @@ class AgentMetrics(Collector):
         for notice, count in tally["detected"].items():
             found.add_metric([notice], count)
         yield found
+        moved = tally.get("rebalances", 0)
+        yield CounterMetricFamily("everstep_rebalances", "Changes of who runs how many logical ranks", value=moved)
         yield CounterMetricFamily("everstep_pauses", "Recoveries that are over", value=tally["pauses"])
         yield CounterMetricFamily(
             "everstep_pause_seconds", "Seconds for which waiting workers stood still", value=tally["pause_seconds"]
@@ -128,11 +131,19 @@ class AgentMetrics(Collector):
         held = GaugeMetricFamily(
             "everstep_worker_optimizer_bytes", "Optimizer state held by a worker of this node", labels=["worker"]
         )
+        took = GaugeMetricFamily(
+            "everstep_worker_micro_batch_seconds",
+            "Wall-clock seconds of a micro-batch of a worker of this node: the median of its last step's",
+            labels=["worker"],
+        )
         for worker, values in sorted(self._workers.items()):
+            if values.get("micro_batch_seconds", 0.0) > 0.0:
+                took.add_metric([str(worker)], values["micro_batch_seconds"])
             computed.add_metric([str(worker)], values.get("micro_batches", 0.0))
             held.add_metric([str(worker)], values.get("optimizer_bytes", 0.0))
         yield computed
         yield held
+        yield took
 
 
 def _gauge(name: str, about: str, value: Any) -> GaugeMetricFamily:

@@ -8,9 +8,10 @@ load, has one filled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from elastic.placement import place_shards, spread
+from elastic.balance import Slowness, spread_by_speed
+from elastic.placement import place_shards
 from runtime.protocol import (
     Ballot,
     Certificate,
@@ -36,6 +37,7 @@ class Order:
     leaving: frozenset[WorkerId] = frozenset()  # whose nodes go away: they are to hold nothing in the end
     min_workers: int = 1
     held: frozenset[int] = frozenset()  # steps that nobody begins yet
+    slowness: Slowness = field(default_factory=dict)
 
     def staying(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
         """Those who get the pieces: all but who leaves, unless too few would stay."""
@@ -69,7 +71,7 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         checkpoint=None,
         shards=place_shards(staying, order.nodes, complete, newest.shards, needed - set(staying)),
         ranks_now=ranks_now,
-        ranks_next=spread(order.logical_ranks, staying),
+        ranks_next=spread_by_speed(order.logical_ranks, staying, order.slowness),
         stop_at=stop_at(order, version, int(version not in order.held) if order.parks(reports) else None),
     )
 
@@ -131,7 +133,7 @@ def certificate_before(version: int, counting: Sequence[Report]) -> Certificate:
 def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     """Start, or roll back to, the newest checkpoint: everyone takes everything from the store (rule 17)."""
     workers, version = order.staying(reports), order.checkpoint
-    ranks = spread(order.logical_ranks, workers)
+    ranks = spread_by_speed(order.logical_ranks, workers, order.slowness)
     return Plan(
         ballot=order.ballot,
         members=tuple(Member(w, order.nodes[w], joining=True, behind=True) for w in workers),
@@ -153,7 +155,7 @@ def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[Worke
     at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
     staying = order.staying(counting)
     if not at_version:
-        return spread(order.logical_ranks, order.staying(order.nodes))
+        return spread_by_speed(order.logical_ranks, order.staying(order.nodes), order.slowness)
     owner: dict[int, WorkerId] = {}
     for worker, report in at_version.items():
         for low, high in report.computed:
@@ -169,7 +171,7 @@ def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[Worke
             owed[worker] += 1
     for rank in range(order.logical_ranks):
         if rank not in owner:
-            worker = min(takers, key=lambda w: (owed[w], w))
+            worker = min(takers, key=lambda w: ((owed[w] + 1) * order.slowness.get(w, 1.0), w))
             owner[rank] = worker
             owed[worker] += 1
     return tuple(owner[rank] for rank in range(order.logical_ranks))

@@ -46,6 +46,8 @@ EVENT_KINDS = (
     "departure",
     "waiting",
     "plan",
+    "rebalance",
+    "rebalance_gain",
     "standby",
     "cut_off",
     "checkpoint",

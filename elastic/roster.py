@@ -36,6 +36,7 @@ class Worker:
     progress: tuple[int, int] = (-1, 0)  # (step, micro-batches of it computed)
     computed: int = 0  # micro-batches in its life
     unreached: frozenset[WorkerId] = frozenset()  # peers that it has no link to
+    micro_batch_seconds: float = 0.0  # as last told
 
     @property
     def alive(self) -> bool:

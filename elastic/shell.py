@@ -329,4 +329,5 @@ def controller_facts(job: JobConfig) -> ControllerFacts:
         micro_batches_per_rank=train.micro_batches_per_rank,
         faults=job.faults,
         policy=Policy(**job.policy.model_dump()),
+        balance=job.balance.terms,
     )

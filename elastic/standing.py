@@ -58,4 +58,5 @@ def member(controller: Controller, worker: Worker) -> dict[str, Any]:
         "pid": worker.info.pid if worker.info is not None else None,
         "logical_ranks": [r for r, w in enumerate(plan.ranks_next) if w == worker.id] if plan is not None else [],
         "optimizer_bytes": worker.optimizer_bytes,
+        "micro_batch_seconds": round(worker.micro_batch_seconds, 6),
     }

@@ -12,6 +12,7 @@ from typing import Any
 class Tally:
     injected: Counter[str] = field(default_factory=Counter)  # by kind of fault
     detected: Counter[str] = field(default_factory=Counter)  # by how it was noticed
+    rebalances: int = 0
     pauses: int = 0
     pause_seconds: float = 0.0
 
@@ -22,6 +23,8 @@ class Tally:
                 self.injected[str(fields.get("fault", "")).partition("=")[0]] += 1
             case "fault_detected":
                 self.detected[str(fields.get("notice", ""))] += 1
+            case "rebalance":
+                self.rebalances += 1
             case "recovery":
                 self.pauses += 1
                 self.pause_seconds += float(fields.get("pause_ms") or 0.0) / 1e3
@@ -37,6 +40,7 @@ class Tally:
         return {
             "injected": dict(self.injected),
             "detected": dict(self.detected),
+            "rebalances": self.rebalances,
             "pauses": self.pauses,
             "pause_seconds": self.pause_seconds,
         }

@@ -30,6 +30,8 @@ STYLES = {
     "departure": "bold green",
     "waiting": "bold yellow",
     "plan": "cyan",
+    "rebalance": "cyan",
+    "rebalance_gain": "cyan",
     "standby": "dim",
     "cut_off": "yellow",
     "checkpoint": "blue",
@@ -164,6 +166,9 @@ def event_line(event: Mapping[str, Any]) -> str:
         return f"{words} at step {event.get('step', '?')}: node {event.get('node', '?')} goes away in {seconds:.0f} s"
     if kind == "departure":
         return f"{words} at step {event.get('step', '?')}: {_departure(event)}"
+    if kind in ("rebalance", "rebalance_gain"):
+        told = _rebalance(event) if kind == "rebalance" else _gain(event)
+        return f"{words} at step {event.get('step', '?')}: {told}"
     if kind == "run_ended":
         reason, faults = event.get("reason"), event.get("faults")
         how_many = f"; {counted(faults, 'fault')}" if isinstance(faults, int) else ""
@@ -199,6 +204,33 @@ def _departure(event: Mapping[str, Any]) -> str:
     how = "all handed over" if left is None else f"all left in the checkpoint of version {left}"
     again, moved = event.get("recomputed", 0), _size(_number(event.get("bytes_moved")))
     return f"node {event.get('node', '?')} left after {within}, {how}, {again} micro-batches recomputed, {moved} moved"
+
+
+def _rebalance(event: Mapping[str, Any]) -> str:
+    """logical ranks of worker 0 3 -> 4, worker 3 (3 x slower) 3 -> 1; a step 1.88 -> 0.88 s expected"""
+    before, after, slowness = (
+        given if isinstance(given := event.get(key), dict) else {} for key in ("from", "to", "slowness")
+    )
+    moved = [
+        f"worker {worker}{f' ({_slower(slowness[worker])})' if worker in slowness else ''}"
+        f" {before.get(worker, 0)} -> {after.get(worker, 0)}"
+        for worker in sorted(before.keys() | after.keys(), key=lambda number: (len(str(number)), str(number)))
+        if before.get(worker, 0) != after.get(worker, 0)
+    ]
+    now, then = _number(event.get("step_seconds")), _number(event.get("predicted_seconds"))
+    ranks = f"logical ranks of {', '.join(moved)}; " if moved else ""
+    return f"{ranks}a step {now:.3g} -> {then:.3g} s expected"
+
+
+def _slower(value: Any) -> str:
+    slowness = _number(value)
+    return f"{slowness:.2g} x slower" if slowness >= 1.0 or slowness <= 0.0 else f"{1.0 / slowness:.2g} x faster"
+
+
+def _gain(event: Mapping[str, Any]) -> str:
+    before, after = _number(event.get("before_seconds")), _number(event.get("after_seconds"))
+    expected = _number(event.get("predicted_seconds"))
+    return f"a step {before:.3g} -> {after:.3g} s ({expected:.3g} s expected), {_number(event.get('gain')):.0%} less"
 
 
 def event_text(event: Mapping[str, Any]) -> Text:

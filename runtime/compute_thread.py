@@ -2,6 +2,9 @@
 
 The control thread says what is wanted (`want`) and collects what came of it (`collect`); nothing else crosses. A rank
 that is running when the wish changes goes on if it is still wanted, and else stops before its next micro-batch.
+
+Each micro-batch is timed (runtime/brake.py). A worker that was given no rank is timed by one that is thrown away
+(`measure`), so that it is known when it has become fast enough for work.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.brake import Brake
 from runtime.priority import compute_after
 from runtime.protocol import RankWork
 
@@ -34,12 +38,20 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class MicroBatchDone:
     step: int
+    seconds: float  # wall clock
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A micro-batch that belongs to no step, computed to see how long one takes."""
+
+    seconds: float
 
 
 PACE_MICRO_BATCHES = 64
 PACE_LEAST = 4  # the first ones compile, allocate and read for the first time
 
-Outcome = Computed | Failed | MicroBatchDone
+Outcome = Computed | Failed | MicroBatchDone | Measured
 RunRank = Callable[[int, int, torch.Tensor, Callable[[], bool], Callable[[], None]], RankWork | None]
 
 
@@ -47,7 +59,7 @@ class ComputeThread:
     """`run_rank` and `install` are called on this thread only; `wake` after each outcome, from this thread.
 
     `install(version)` puts the staged parameters into the model; called when a rank of another version than the last
-    one is next. `take` and `give_back` hand out gradient buffers.
+    one is next. `take` and `give_back` hand out gradient buffers. `run_probe` computes one micro-batch of any tokens.
     """
 
     def __init__(
@@ -58,9 +70,13 @@ class ComputeThread:
         give_back: Callable[[torch.Tensor], None],
         wake: Callable[[], None],
         pin: Callable[[], None],
+        run_probe: Callable[[torch.Tensor], object] = lambda gradient: None,
+        shortest_seconds: float = 0.0,
     ) -> None:
         self._run_rank, self._install, self._take, self._give_back = run_rank, install, take, give_back
-        self._wake, self._pin = wake, pin
+        self._wake, self._pin, self._run_probe = wake, pin, run_probe
+        self._brake = Brake(shortest_seconds)
+        self._to_measure = False
         self._changed = threading.Condition()
         self._step = -1
         self._wanted: deque[int] = deque()
@@ -102,6 +118,16 @@ class ComputeThread:
             self._wanted = deque(rank for rank in ranks if rank not in done)
             self._changed.notify()
 
+    def slow(self, factor: float, seconds: float | None) -> None:
+        """An injected fault: from the next micro-batch on each takes so many times as long; None: for good."""
+        self._brake.slow(factor, seconds)
+
+    def measure(self) -> None:
+        """Time one micro-batch once nothing else is wanted."""
+        with self._changed:
+            self._to_measure = True
+            self._changed.notify()
+
     def collect(self) -> list[Outcome]:
         """What has come since the last call, in order."""
         with self._changed:
@@ -114,12 +140,11 @@ class ComputeThread:
         compute_after()
         self._pin()
         while True:
-            with self._changed:
-                while not self._wanted:
-                    self._changed.wait()
-                step, rank = self._step, self._wanted.popleft()
-                self._running, self._cancel = (step, rank), False
-                self._begun = time.monotonic()
+            wanted = self._next()
+            if wanted is None:
+                self._bring(self._measure())
+                continue
+            step, rank = wanted
             outcome = self._compute(step, rank)
             with self._changed:
                 self._running = None
@@ -130,6 +155,18 @@ class ComputeThread:
                     if isinstance(outcome, Computed):
                         self._undelivered.add((step, rank))
             self._wake()
+
+    def _next(self) -> tuple[int, int] | None:
+        """The next rank, once one is wanted. None: none is, but there is something to measure."""
+        with self._changed:
+            while not self._wanted and not self._to_measure:
+                self._changed.wait()
+            if not self._wanted:
+                self._to_measure = False
+                return None
+            self._running, self._cancel = (self._step, self._wanted.popleft()), False
+            self._begun = time.monotonic()
+            return self._running
 
     def _compute(self, step: int, rank: int) -> Outcome | None:
         try:
@@ -146,9 +183,23 @@ class ComputeThread:
         return Computed(step, rank, gradient, work)
 
     def _micro_batch_done(self, step: int) -> None:
+        seconds = self._brake.end(self._begun)
         with self._changed:
-            now = time.monotonic()
-            self._durations.append(now - self._begun)
-            self._begun = now
-            self._outcomes.append(MicroBatchDone(step))
+            self._durations.append(seconds)
+            self._begun = time.monotonic()
+        self._bring(MicroBatchDone(step, seconds))
+
+    def _measure(self) -> Measured | Failed:
+        try:
+            gradient = self._take()
+            begun = time.monotonic()
+            self._run_probe(gradient)
+            self._give_back(gradient)
+            return Measured(self._brake.end(begun))
+        except Exception as error:  # the thread's edge
+            return Failed(error)
+
+    def _bring(self, outcome: Outcome) -> None:
+        with self._changed:
+            self._outcomes.append(outcome)
         self._wake()

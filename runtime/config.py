@@ -34,6 +34,8 @@ class TrainConfig(Section):
     threads_per_worker: Count = 1
     numerics: Literal["native", "portable"] = "native"
     grad_clip: Annotated[float, Field(gt=0.0)] | None = 1.0  # of the global norm of the mean gradient
+    # For benchmarks: a micro-batch takes at least this long, the rest is slept. Decides no bit.
+    pad_micro_batch_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
 
     @field_validator("shards", mode="before")
     @classmethod

@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from dataloader.errors import InternalError
@@ -22,7 +23,7 @@ from runtime import actions as a
 from runtime.comm import impaired
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
-from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
+from runtime.compute_thread import Computed, ComputeThread, Failed, Measured, MicroBatchDone
 from runtime.injected import STORE_FAILURES, Armed, point_of
 from runtime.phases import StepClock
 from runtime.protocol import (
@@ -44,6 +45,7 @@ from runtime.thawing import thaw_later
 BEAT_SECONDS = 0.1  # at least so often the agent hears that this thread lives
 REDIAL_SECONDS = 0.2
 REDIAL_WAITING_SECONDS = 0.5  # by who is no member yet, or has been cut off
+MEASURE_EVERY = 4  # steps, where a member was given no logical rank
 
 
 class Driver:
@@ -70,6 +72,7 @@ class Driver:
         self.clock = StepClock()
         self.computed = 0
         self.computed_in_step = (-1, 0)
+        self.seconds_in_step: list[float] = []  # of each of those micro-batches
         self.optimizer_bytes = 0
         self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
         self.bytes_moved = 0
@@ -361,6 +364,8 @@ class Driver:
         plan = self.tx.plan
         if plan is not None and self.tells(plan):
             self.tell("StepsDecided", records=[to_plain(record)])
+        if plan is not None and self.tx.worker not in plan.ranks_next and record.step % MEASURE_EVERY == 0:
+            self.compute.measure()
 
     # --- injected faults ---------------------------------------------------------------------------------------
 
@@ -384,21 +389,24 @@ class Driver:
                     impaired.inject(self.mesh, fault)
                 case "corrupt-worker" if fault["what"] == "link":
                     impaired.inject(self.mesh, fault)
+                case "slow-worker" | "slow-node":
+                    self.compute.slow(fault["factor"], fault["seconds"])
                 case other:
                     raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
 
     # --- what the other threads bring --------------------------------------------------------------------------
 
-    def on_outcome(self, outcome: Computed | Failed | MicroBatchDone) -> None:
+    def on_outcome(self, outcome: Computed | Failed | MicroBatchDone | Measured) -> None:
         match outcome:
-            case MicroBatchDone(step):
-                in_step = self.computed_in_step[1] + 1 if self.computed_in_step[0] == step else 1
-                if in_step == 1:
-                    self.optimizer_bytes = self.arithmetic.optimizer_bytes()
+            case MicroBatchDone(step, seconds):
+                self.begin_counting(step)
                 self.computed += 1
-                self.computed_in_step = (step, in_step)
-                held = self.optimizer_bytes
-                self.tell("Progress", step=step, micro_batches=in_step, total=self.computed, optimizer_bytes=held)
+                self.computed_in_step = (step, self.computed_in_step[1] + 1)
+                self.seconds_in_step.append(seconds)
+                self.tell_progress(median(self.seconds_in_step))
+            case Measured(seconds):
+                self.begin_counting(self.tx.step)
+                self.tell_progress(seconds)
             case Failed(error):
                 raise error
             case Computed(step, rank, gradient, work):
@@ -408,6 +416,22 @@ class Driver:
                 self.arithmetic.keep(rank, gradient)
                 self.do(self.tx.on_computed(step, rank, work))
                 self.recomputed(rank)
+
+    def begin_counting(self, step: int) -> None:
+        if self.computed_in_step[0] != step:
+            self.computed_in_step, self.seconds_in_step = (step, 0), []
+            self.optimizer_bytes = self.arithmetic.optimizer_bytes()
+
+    def tell_progress(self, micro_batch_seconds: float) -> None:
+        step, in_step = self.computed_in_step
+        self.tell(
+            "Progress",
+            step=step,
+            micro_batches=in_step,
+            total=self.computed,
+            optimizer_bytes=self.optimizer_bytes,
+            micro_batch_seconds=micro_batch_seconds,
+        )
 
     def recomputed(self, rank: int) -> None:
         if rank in self.handed_over:

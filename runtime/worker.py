@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from dataloader.errors import ConfigError, DataError, EverstepError, HostError, RecipeError
@@ -147,6 +149,8 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
         arithmetic.give_back,
         wake.set,
         functools.partial(pin, train),
+        functools.partial(built.micro_batches.gradient_of, first_tokens(built.micro_batches)),
+        train.pad_micro_batch_seconds,
     )
     saver = Saver(store, run_dir / "weights" / "model.safetensors", built.layout, write_first, wake.set)
     transaction = StepTransaction(setup["worker"], job_facts(job, train), arithmetic, make_judge(job, train, built))
@@ -200,6 +204,10 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     micro_batches = MicroBatches(recipe, model, layout, stream, train)
     numerics = numerics_class(train, optimizer_variant(recipe.optimizer, options))
     return Built(recipe, layout, micro_batches, options, numerics, probe(micro_batches, layout))
+
+
+def first_tokens(micro_batches: MicroBatches) -> NDArray[np.int64]:
+    return micro_batches.stream.tokens(0, micro_batches.train.micro_batch)
 
 
 def with_vocabulary(model: Mapping[str, Any], shards: TokenShards) -> dict[str, Any]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import elastic.controller
 import elastic.plan
+from elastic.balance import spread_by_speed
 from elastic.ballots import Asking, Ballots
 from elastic.controller import Controller
+from elastic.plan import Order
 from runtime import change
 from runtime.copies import Pending
 from runtime.protocol import (
@@ -466,6 +468,19 @@ def retired_copy_dropped_at_once(patches: Patches) -> None:
                 tx.arithmetic.drop(shard)
 
     patches.put(change, "take_holdings", take_holdings)
+
+
+@bug("14 (REDEAL)", FENCE)
+def step_under_way_dealt_anew(patches: Patches) -> None:
+    """Where nobody came or went, the new map holds for the step under way as well, whatever is computed of it."""
+    real = elastic.plan.assign_now
+
+    def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]) -> Any:
+        if set(newest.ids()) == set(order.nodes) == set(counting):
+            return spread_by_speed(order.logical_ranks, sorted(counting), order.slowness)
+        return real(order, newest, version, counting)
+
+    patches.put(elastic.plan, "assign_now", assign_now)
 
 
 # --- the negative control -----------------------------------------------------------------------------------------

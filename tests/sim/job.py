@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from elastic.balance import NEVER, Terms
 from elastic.controller_state import ControllerFacts
 from runtime.step_state import JobFacts
 from tests.sim.values import GLOBAL_BATCH_PER_RANK
@@ -34,6 +35,7 @@ class Job:
     sdc: bool  # reduced gradients differ at each attempt
     skips: frozenset[int]  # steps that are judged as skipped
     faults: tuple[FaultEntry, ...]
+    balance: Terms = NEVER
 
     @property
     def global_batch(self) -> int:
@@ -54,6 +56,7 @@ class Job:
             self.steps,
             self.micro_batches,
             self.faults,
+            balance=self.balance,
         )
 
 
@@ -94,6 +97,12 @@ def draw_job(random: Random) -> Job:
         skips=frozenset(s for s in range(steps) if random.random() < 0.04),
         faults=tuple(draw_entries(random, workers, nodes, steps)),
     )
+
+
+def draw_balance(seed: int) -> Terms:
+    """In every fourth seed work moves soon. By a chance of its own, so that the others stay as they are."""
+    random = Random(f"{seed}/balance")
+    return Terms(seed % 4 == 1, random.choice((0.05, 0.15)), random.choice((1, 2, 3)), 0.0)
 
 
 def draw_entries(random: Random, workers: int, nodes: int, steps: int) -> list[FaultEntry]:

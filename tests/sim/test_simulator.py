@@ -5,11 +5,17 @@ A bug's known seeds are tried first; where the code has changed so that they no 
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
+from elastic.balance import Terms
+from runtime.protocol import WorkerId
 from tests.sim.bugs import BUGS, CLOCKS
 from tests.sim.faults import Chance
 from tests.sim.runs import first_caught, run_seed, run_seeds
+from tests.sim.worker import SimWorker
 from tests.sim.world import World
 
 SEEDS = 1000
@@ -53,6 +59,36 @@ def test_two_that_can_never_reach_each_other_again_cost_one_of_them(seed: int) -
     outcome = world.run()
     assert outcome.violation is None
     assert any(kind == "member_left" and "breaks again" in e["reason"] for _, kind, e in world.disk.events)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_work_leaves_a_slow_worker_and_comes_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are equally fast but one, for a while."""
+    monkeypatch.setattr(SimWorker, "micro_batch_seconds", lambda worker: 0.1 * worker.slowness)
+    world = World(seed)
+    world.job = replace(world.job, steps=120, save_every=0, faults=(), balance=Terms(every=10, patience_seconds=0.0))
+    world.profile = replace(world.profile, link_seconds=(0.0001, 0.0005), lazy_senders=frozenset())
+    world.slowness = lambda: 1.0  # type: ignore[method-assign]
+    slow: list[WorkerId] = []
+
+    def slow_down(target: SimWorker) -> None:
+        slow.append(target.id)
+        world.request(f"slow-worker={target.id},factor=3,seconds={20 * world.job.micro_batches}")
+
+    world.faults.planned.clear()
+    world.faults.wait_for(Chance("slow-link", "reduced", 30, 0, 160, False, True))
+    world.faults.mishaps.slow_link = slow_down  # type: ignore[method-assign]
+    outcome = world.run()
+    assert outcome.violation is None
+    changes = [fields for _, kind, fields in world.disk.events if kind == "rebalance"]
+    (victim,) = map(str, slow)
+    assert changes[0]["slowness"] == {victim: 3.0}
+    assert changes[0]["to"][victim] < changes[0]["from"][victim]
+    assert len(changes) <= 2
+    assert any(kind == "rebalance_gain" and fields["gain"] > 0.15 for _, kind, fields in world.disk.events)
+    assert world.checks.newest is not None
+    after = Counter(world.checks.newest.ranks_next)
+    assert max(after.values()) == -(-world.job.logical_ranks // len(world.checks.members))  # as even as can be
 
 
 def test_a_seed_decides_everything() -> None:

@@ -13,7 +13,7 @@ from elastic.faults import FORMS, Fault, FaultKind, Point
 from runtime import actions as a
 from runtime import change
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
-from runtime.compute_thread import Computed, MicroBatchDone
+from runtime.compute_thread import Computed, Measured, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
 from runtime.protocol import NO_BALLOT, Ballot, Certificate, Frame, FrameKind, WorkerId, plan_from_plain
 from runtime.saving import Saved
@@ -93,6 +93,7 @@ class SimCompute:
         self.installed: int | None = None
         self.parameters: tuple[int, ...] = ()
         self.begun_under = NO_BALLOT
+        self.begun_at = 0.0
         self.asleep = True
 
     @property
@@ -122,7 +123,16 @@ class SimCompute:
         if self.installed != self.step:
             self.parameters = tuple(self.owner.arithmetic.staged)
             self.installed = self.step
-        self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, 0)
+        self.begin_micro_batch(0)
+
+    def begin_micro_batch(self, number: int) -> None:
+        self.begun_at = self.owner.world.engine.now
+        self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, number)
+
+    def measure(self) -> None:
+        """Beside whatever is computed, which production would do one after the other."""
+        seconds = self.owner.micro_batch_seconds()
+        self.owner.later(seconds, self.owner.receive, self.owner.on_outcome, Measured(seconds))
 
     def micro_batch(self, number: int) -> None:
         assert self.running is not None
@@ -132,9 +142,9 @@ class SimCompute:
             self.running, self.installed = None, None
             self.begin()
             return
-        self.owner.receive(self.owner.on_outcome, MicroBatchDone(step))
+        self.owner.receive(self.owner.on_outcome, MicroBatchDone(step, world.engine.now - self.begun_at))
         if number + 1 < world.job.micro_batches:
-            self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, number + 1)
+            self.begin_micro_batch(number + 1)
             return
         gradient = Cell(rank_gradient(self.parameters, step, rank))
         world.checks.computed(self.owner, step, rank, self.begun_under)

@@ -6,7 +6,7 @@ disturbed ──all faults have happened, some seconds pass──▶ healed ─�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from tests.sim.cluster import Cluster, Disk
 from tests.sim.effects import Effects
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
-from tests.sim.job import FaultEntry, Job, Profile, draw_job, draw_profile
+from tests.sim.job import FaultEntry, Job, Profile, draw_balance, draw_job, draw_profile
 from tests.sim.network import Network
 from tests.sim.values import Judge, Reference, digest_of
 from tests.sim.violation import Violation
@@ -77,7 +77,8 @@ class World:
             self.engine.random = setting.random or self.engine.random
             self.job, self.profile = setting.job, setting.profile
         else:
-            self.job, self.profile = draw_job(self.engine.random), draw_profile(self.engine.random)
+            random = self.engine.random
+            self.job, self.profile = replace(draw_job(random), balance=draw_balance(seed)), draw_profile(random)
         self.reference = Reference(
             seed, self.job.logical_ranks, self.job.shards, self.job.micro_batches, self.job.skips
         )

@@ -304,6 +304,7 @@ def test_the_tally_counts_on_after_a_restart(stage: Stage) -> None:
     assert again.shell.tally.plain() == {
         "injected": {"kill-worker": 2},
         "detected": {"exit": 1},
+        "rebalances": 0,
         "pauses": 1,
         "pause_seconds": 0.04,
     }

@@ -65,6 +65,16 @@ def test_lines(step_record: Make) -> None:
     done = {"kind": "run_ended", "state": "done", "reason": "4 steps", "faults": 0}
     assert event_line(done).endswith("run ended: done: 4 steps; 0 faults")
     assert event_line({**done, "faults": 1}).endswith("; 1 fault")
+    moved = {"kind": "rebalance", "step": 9, "from": {"3": 3, "10": 3, "1": 2}, "to": {"3": 1, "10": 5, "1": 2}}
+    moved |= {"slowness": {"3": 2.96, "10": 0.5}, "step_seconds": 1.881, "predicted_seconds": 0.8771}
+    assert event_line(moved).endswith(
+        "rebalance at step 9: logical ranks of worker 3 (3 x slower) 3 -> 1, worker 10 (2 x faster) 3 -> 5; "
+        "a step 1.88 -> 0.877 s expected"
+    )
+    gain = {"kind": "rebalance_gain", "step": 16, "before_seconds": 1.881, "predicted_seconds": 0.8771}
+    assert event_line(gain | {"after_seconds": 0.8926, "gain": 0.5255}).endswith(
+        "rebalance gain at step 16: a step 1.88 -> 0.893 s (0.877 s expected), 53% less"
+    )
     injected = {"time": 5.0, "kind": "fault_injected", "step": 3, "generation": 1, "fault": "stop", "worker": None}
     assert event_line(injected).endswith("fault injected at step 3: stop")
 
@@ -78,6 +88,9 @@ def test_lines(step_record: Make) -> None:
         {"kind": "recovery"},
         {"kind": "recovery", "pause_ms": "long", "bytes_moved": None, "detect_ms": None},
         {"kind": "plan", "members": [[1], {"a": {}}], "x": 1e-9},
+        {"kind": "rebalance"},
+        {"kind": "rebalance", "from": {"1": 2, 3: None}, "to": [1], "slowness": {"1": "much"}, "step_seconds": "long"},
+        {"kind": "rebalance_gain", "gain": None},
         {"loss": "nan", "step": 3, "seconds": "inf", "tokens": -1, "generation": None},
         {"members": [{}, 3, {"logical_ranks": "all", "optimizer_bytes": "much"}]},
     ],

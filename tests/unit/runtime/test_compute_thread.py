@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 
-from runtime.compute_thread import Computed, ComputeThread, Outcome
+from runtime.compute_thread import Computed, ComputeThread, Measured, MicroBatchDone, Outcome
 from runtime.protocol import RankWork
 
 PATIENCE_SECONDS = 10.0
@@ -20,7 +21,13 @@ class Play:
         self.began, self.let_go, self.woke = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
         self.computed: list[tuple[int, int]] = []
         self.thread = ComputeThread(
-            self.run_rank, lambda: None, lambda: torch.zeros(1), lambda gradient: None, self.woke.set, lambda: None
+            self.run_rank,
+            lambda: None,
+            lambda: torch.zeros(1),
+            lambda gradient: None,
+            self.woke.set,
+            lambda: None,
+            lambda gradient: self.let_go.acquire(timeout=PATIENCE_SECONDS),
         )
         self.thread.start()
 
@@ -81,4 +88,32 @@ def test_what_is_wanted_again_before_it_has_stopped_begins_anew() -> None:
     play.thread.want(3, (0, 1))
     play.let_go.release(100)
     assert sorted(play.ranks(2)) == [0, 1]
+    assert not play.thread.busy
+
+
+def test_each_micro_batch_is_timed_and_a_slow_one_takes_longer() -> None:
+    play = running(0)
+    play.thread.slow(3.0, None)
+    time.sleep(0.05)
+    play.let_go.release(100)
+    seconds = []
+    for outcome in play.outcomes():
+        if isinstance(outcome, MicroBatchDone):
+            seconds.append(outcome.seconds)
+        if isinstance(outcome, Computed):
+            break
+    assert len(seconds) == 2
+    assert seconds[0] >= 0.15
+
+
+def test_one_is_measured_when_nothing_else_is_wanted() -> None:
+    play = running(0)
+    play.thread.measure()
+    play.let_go.release(100)
+    kinds = []
+    for outcome in play.outcomes():
+        kinds.append(type(outcome))
+        if isinstance(outcome, Measured):
+            break
+    assert kinds == [MicroBatchDone, MicroBatchDone, Computed, Measured]
     assert not play.thread.busy
