@@ -24,6 +24,7 @@ from elastic.yaml_text import dump, parse
 from runtime.config import (
     CheckpointConfig,
     Count,
+    GuardConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -37,7 +38,7 @@ NOTES = {
     "recipe": "write it as module:Class, as in my_recipe:MyRecipe",
 }
 # What --resume may change, as prefixes of dotted keys; and the keys that say where things lie, not what they are.
-RESUME_MAY_CHANGE = ("cluster.", "metrics.", "faults")
+RESUME_MAY_CHANGE = ("cluster.", "guard.", "metrics.", "faults")
 PLACES = ("run.dir", "recipe_dir")
 
 
@@ -103,6 +104,7 @@ class JobConfig(Section):
     optimizer: OptimizerConfig | dict[str, Any]
     schedule: ScheduleConfig = ScheduleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    guard: GuardConfig = GuardConfig()
     metrics: MetricsConfig = MetricsConfig()
     faults: tuple[FaultConfig, ...] = ()
 
@@ -276,7 +278,7 @@ def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
             continue
         raise ConfigError(
             f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
-            "--resume may change cluster.*, metrics.* and faults only: set it back, or begin a new run"
+            "--resume may change cluster.*, guard.*, metrics.* and faults only: set it back, or begin a new run"
         )
 
 

@@ -90,6 +90,9 @@ class Controller(Bookkeeping):
             case m.PlanInstalled() | m.Resumed() | m.Recomputed() | m.ShardFilled():
                 if self.ballots.current(event.ballot):
                     self.under_the_plan(event)
+            case m.StepDoubted(worker, ballot, step):
+                if self.ballots.current(ballot) and self.ballots.asking is None:
+                    self.cause = self.cause or f"step {step} is bad"
             case m.StepsDecided(_, records):
                 self.steps_decided(records)
             case m.Progress():
@@ -223,6 +226,12 @@ class Controller(Bookkeeping):
             self.cause = self.cause or asking.reason
 
     def make_plan(self, asking: Asking, reports: dict[WorkerId, Report]) -> None:
+        self.look_into(reports)
+        if self.ended is not None:
+            return
+        if not self.enough(set(reports)):
+            self.cause = self.cause or asking.reason
+            return
         order = Order(
             ballot=asking.ballot,
             nodes={w: self.roster.workers[w].node for w in reports},
@@ -231,6 +240,7 @@ class Controller(Bookkeeping):
             stop_at=self.facts.steps,
             checkpoint=self.chronicle.checkpoint or 0,
             stop_now=self.stop_requested,
+            history=self.ledger_figures(self.chronicle.checkpoint or 0, self.facts.guard.spike_window),
         )
         for worker in sorted(self.unseen):
             self.gone(worker, "its agent doesn't answer the new controller", self.wall(), "agent")

@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic.diagnosis import gather
 from elastic.placement import place_shards, spread
 from runtime.protocol import (
+    Attempt,
     Ballot,
     Certificate,
+    Figures,
     HoldingReport,
     Member,
     Plan,
     Report,
     WorkerId,
 )
+from runtime.trial import attempts_at, other_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Order:
     stop_at: int
     checkpoint: int  # the newest complete checkpoint's version
     stop_now: bool = False  # end at the version the plan goes on from
+    history: tuple[Figures, ...] = ()  # of the last committed steps before the checkpoint
 
 
 def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
@@ -45,7 +50,7 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     ]
     if newest is None or not counting or not all(complete):
         return start_plan(order, reports)
-    workers = sorted(reports)
+    workers, attempts = sorted(reports), gather(newest, counting, version, reports)
     return Plan(
         ballot=order.ballot,
         members=tuple(member(w, reports[w], w in counting, version, order.nodes) for w in workers),
@@ -53,10 +58,21 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         certificate=certificate_before(version, [reports[w] for w in sorted(counting)]),
         checkpoint=None,
         shards=place_shards(workers, order.nodes, complete, newest.shards),
-        ranks_now=assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}),
+        ranks_now=assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}, attempts),
         ranks_next=spread(order.logical_ranks, workers),
         stop_at=version if order.stop_now else max(order.stop_at, version),
+        attempts=attempts,
+        history=next(reports[w].history for w in sorted(counting) if reports[w].reached == version),
     )
+
+
+def attempts_told(reports: Mapping[WorkerId, Report]) -> tuple[int, tuple[Attempt, ...], bool]:
+    """(step, attempts at it so far, whether the newest plan doesn't know the last of them)."""
+    newest = newest_plan(reports.values())
+    counting = who_counts(newest, reports)
+    version = max((reports[w].reached for w in counting), default=-1)
+    attempts = gather(newest, counting, version, reports)
+    return version, attempts, len(attempts) > len(attempts_at(newest, version))
 
 
 def newest_plan(reports: Iterable[Report]) -> Plan | None:
@@ -114,16 +130,28 @@ def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         ranks_now=ranks,
         ranks_next=ranks,
         stop_at=version if order.stop_now else max(order.stop_at, version),
+        history=order.history,
     )
 
 
-def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]) -> tuple[WorkerId, ...]:
-    """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out."""
+def assign_now(
+    order: Order,
+    newest: Plan,
+    version: int,
+    counting: Mapping[WorkerId, Report],
+    attempts: tuple[Attempt, ...],
+) -> tuple[WorkerId, ...]:
+    """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out.
+    But of a new attempt nothing is computed, and others compute it."""
+    if len(attempts) > len(attempts_at(newest, version)):
+        return other_workers(attempts, sorted(order.nodes))
     at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
     if not at_version:
         return spread(order.logical_ranks, sorted(order.nodes))
     owner: dict[int, WorkerId] = {}
     for worker, report in at_version.items():
+        if attempts_at(report.plan, version) != attempts:
+            continue  # of an earlier attempt
         for low, high in report.computed:
             if not any(rank in owner for rank in range(low, high)):
                 owner.update(dict.fromkeys(range(low, high), worker))
@@ -135,7 +163,8 @@ def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[Worke
             owed[worker] += 1
     for rank in range(order.logical_ranks):
         if rank not in owner:
-            worker = min(at_version, key=lambda w: (owed[w], w))
+            had = {attempt.workers[rank] for attempt in attempts}
+            worker = min(at_version, key=lambda w: (w in had, owed[w], w))
             owner[rank] = worker
             owed[worker] += 1
     return tuple(owner[rank] for rank in range(order.logical_ranks))

@@ -44,6 +44,7 @@ EVENT_KINDS = (
     "plan",
     "standby",
     "checkpoint",
+    "bad_step",
     "run_ended",
 )
 
@@ -62,6 +63,8 @@ def record_to_json(record: StepRecord) -> dict[str, Any]:
     for name in _FLOATS:
         if not math.isfinite(out[name]):
             out[name] = str(float(out[name]))
+    if record.reason:
+        out["reason"] = record.reason
     return out
 
 
@@ -80,6 +83,7 @@ def record_from_json(given: Mapping[str, Any], where: str) -> StepRecord:
         if not (type(first) is int and type(end) is int):
             raise TypeError("samples")
         values["samples"] = (first, end)
+        values["reason"] = str(given.get("reason", ""))
     except KeyError as error:
         raise DataError(f"{where}: the record lacks {error.args[0]!r}") from None
     except (TypeError, ValueError):

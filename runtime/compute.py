@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -77,7 +78,7 @@ class MicroBatches:
             self._check_gradients(grads)
         finally:
             self._release()
-        return RankWork(tuple(losses), counted, fold_digests(digests))
+        return RankWork(tuple(losses), counted, fold_digests(digests), xxhash.xxh3_128_digest(gradient.numpy().data))
 
     def gradient_of(self, tokens: NDArray[np.int64], gradient: Tensor) -> float:
         """The summed loss of one micro-batch of any tokens, its gradient into ``gradient``; streams of step 0."""

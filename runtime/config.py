@@ -152,6 +152,14 @@ class CheckpointConfig(Section):
     keep: Count = 2
 
 
+class GuardConfig(Section):
+    """What a bad step is, and what follows when the data give it. A loss or norm that isn't finite is always bad."""
+
+    on_bad_data: Literal["skip", "stop"] = "skip"
+    spike_window: Natural = 0  # committed steps that a spike is measured by; 0: none is looked for
+    spike_factor: Annotated[float, Field(gt=0.0)] = 20.0  # usual distances from the median
+
+
 def _around(value: int, unit: int) -> list[int]:
     low = value // unit * unit
     return [n for n in (low, low + unit) if n > 0]

@@ -308,6 +308,8 @@ class Driver:
                 self.compute.want(step, ranks)
             case a.SendReport(report):
                 self.tell("Reported", report=to_plain(report))
+            case a.Doubted(ballot, step):
+                self.tell("StepDoubted", ballot=list(ballot), step=step)
             case a.Decided(record):
                 self.on_decided(record)
             case a.Save(version, shards):

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from dataloader.errors import InternalError
 from dataloader.stream import fold_digests
-from runtime import change
+from runtime import change, trial
 from runtime.actions import Action, AtGate, Compute, Decided, Ended, Filled, Save
 from runtime.comm.order import cover
 from runtime.copies import Holding, Pending
-from runtime.guard import exact_sum
+from runtime.guard import exact_sum, remembered
 from runtime.protocol import (
     Ballot,
     Certificate,
@@ -210,13 +210,13 @@ class StepTransaction(StepState):
         plan = self.installed()
         if self.step >= plan.stop_at:
             return
-        if self.certificate is None:
+        if self.certificate is None and not self.doubted:
             for shard, where in enumerate(plan.shards):
                 if where.owner == self.worker and shard not in self.reduced and self.has_all_contributions(shard):
                     self.reduce(shard, where)
             if self.has_all_records():
                 headers = tuple(next(iter(self.records[s].values())) for s in range(self.facts.shards))
-                self.certify(Certificate(self.step, headers))
+                trial.conclude(self, headers)
         if self.certificate is not None and len(self.staged) == self.facts.shards:
             if not self.certificate.void:
                 self.act(Decided(self.step_record(self.certificate)))
@@ -298,6 +298,8 @@ class StepTransaction(StepState):
 
     def certify(self, certificate: Certificate) -> None:
         self.certificate = certificate
+        if not certificate.skipped and not certificate.void:
+            self.history = remembered(self.history, certificate.headers, self.facts.guard)
         for node in sorted(self.nodes):
             self.forget_node(node)
         for holding in self.holdings.values():

@@ -40,7 +40,7 @@ from runtime.compute import MicroBatches
 from runtime.compute_thread import ComputeThread
 from runtime.config import CheckpointConfig, ScheduleConfig, TrainConfig
 from runtime.driver import Driver
-from runtime.guard import Verdict, judge
+from runtime.guard import GuardRules, Verdict, judge
 from runtime.numerics import numerics_class, pin, probe
 from runtime.priority import answer_first, take_turns
 from runtime.protocol import Certificate
@@ -211,6 +211,7 @@ def job_facts(job: Mapping[str, Any], train: TrainConfig) -> JobFacts:
         shards=train.shards,
         global_batch=train.global_batch,
         save_every=checkpoint.full_every,
+        guard=GuardRules(**job.get("guard", {})),
         gates=frozenset(fault["at_step"] for fault in job["faults"] if fault["wait"]),
     )
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.protocol import Ballot, Certificate, Plan, StepRecord, WorkerId
+from runtime.trial import attempts_at
 from tests.sim.values import digest_of
 
 if TYPE_CHECKING:
@@ -240,6 +241,8 @@ class Checks:
             self.rollback(plan, current)
         if plan.checkpoint is not None:
             self.failures = NOT_YET
+        if len(plan.attempts) > len(attempts_at(self.newest, plan.version)):
+            self.owed.update((plan.version, rank) for rank in range(self.world.job.logical_ranks))  # all once more
         if plan.checkpoint is not None or not living:  # or all are dead who knew of later steps
             self.forget(plan)
         self.newest, self.members = plan, frozenset(plan.ids())

@@ -122,7 +122,7 @@ class Judge:
         self._known: dict[tuple[Any, ...], Verdict] = {}
 
     def __call__(self, certificate: Certificate) -> Verdict:
-        key = (certificate.step, *(h.digest for h in certificate.headers))
+        key = (certificate.step, certificate.skipped, *(h.digest for h in certificate.headers))
         verdict = self._known.get(key)
         if verdict is None:
             verdict = judge(certificate, lr_ratio(certificate.step), BASE_LR, GRAD_CLIP)

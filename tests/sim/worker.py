@@ -7,6 +7,7 @@ to a process (killed, stopped, continued) is done to this object, between any tw
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runtime import actions as a
@@ -17,7 +18,7 @@ from runtime.protocol import NO_BALLOT, Certificate, Frame, FrameKind, WorkerId
 from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.network import SimMesh
-from tests.sim.values import Cell, HashArithmetic, rank_gradient
+from tests.sim.values import Cell, HashArithmetic, digest_of, rank_gradient
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ class SimCompute:
         world.checks.computed(self.owner, step, rank, self.begun_under)
         self.running = None
         self.undelivered.add((step, rank))
-        outcome = Computed(step, rank, gradient, world.reference.work(step, rank))  # type: ignore[arg-type]
+        work = replace(world.reference.work(step, rank), gradient_digest=digest_of(gradient.value))
+        outcome = Computed(step, rank, gradient, work)  # type: ignore[arg-type]
         self.owner.later(0.0001, self.deliver, outcome)
         self.begin()
 
