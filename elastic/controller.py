@@ -368,5 +368,7 @@ class Controller(Bookkeeping):
         if fault.kind is FaultKind.KILL_CONTROLLER and fault.during is not None:
             self.armed.append(fault)
             return
+        if fault.kind is FaultKind.POISON and scheduled is not None:
+            return  # workers know it from the job file
         for action in actions:
             self.act(action)

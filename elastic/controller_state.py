@@ -90,6 +90,7 @@ class ControllerState:
         self.start_after = 0.0  # no worker is started before
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""
+        self.last_words: dict[WorkerId, str] = {}
         self.told_attempts: set[tuple[int, int]] = set()  # (step, attempt) that an event tells of
         self.position = ledger_next  # steps decided by those who train now: fewer than the ledger's in a replay
         self.last_step: Mapping[str, Any] = {}

@@ -182,7 +182,7 @@ class Workforce(ControllerState):
     def worker_gone(self, worker: WorkerId, reason: str, time: float, notice: str) -> None:
         if not self.roster.lives(worker):
             return
-        known = self.roster.workers[worker]
+        known, reason = self.roster.workers[worker], self.last_words.pop(worker, reason)
         if known.state is WorkerState.STARTING and not self.costs.is_killed(worker):
             self.failed_starts += 1
             self.start_after = self.now + min(LONGEST_BACKOFF_SECONDS, 0.25 * 4.0**self.failed_starts)
@@ -197,6 +197,7 @@ class Workforce(ControllerState):
     def worker_failed(self, worker: WorkerId, message: str, theirs: bool) -> None:
         """It says why, before it ends. What ails one host that would join is no reason to end a job that goes on."""
         self.failure = f"worker {worker}: {message}"
+        self.last_words[worker] = message
         joins = worker >= 0 and worker not in self.ballots.members  # -1: an agent, which nobody can do without
         if theirs and not (joins and self.members_living()):
             self.end("failed", message)

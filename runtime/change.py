@@ -104,6 +104,8 @@ def start_from_checkpoint(tx: StepTransaction, plan: Plan) -> None:
     """Every named copy is complete at once: it comes from the store (rule 17)."""
     mine = tuple(s for s, where in enumerate(plan.shards) if tx.worker == where.owner or tx.worker in where.backups)
     tx.arithmetic.load(plan.version, mine)
+    tx.owners_say.clear()
+    tx.published = {s: (plan.version, tx.arithmetic.staged_digest(s)) for s in range(tx.facts.shards)}
     tx.holdings = {shard: Holding(complete=True, version=plan.version) for shard in mine}
     tx.previous = plan.certificate
     tx.enter(plan.version)

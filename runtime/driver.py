@@ -35,6 +35,7 @@ from runtime.protocol import (
     plan_from_plain,
     to_plain,
 )
+from runtime.sabotage import Sabotage
 from runtime.saving import Saved, Saver
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
@@ -53,6 +54,7 @@ class Driver:
         agent: Channel,
         compute: ComputeThread,
         saver: Saver,
+        sabotage: Sabotage | None = None,
     ) -> None:
         self.tx, self.arithmetic, self.mesh, self.agent = transaction, arithmetic, mesh, agent
         self.compute, self.saver = compute, saver
@@ -75,6 +77,7 @@ class Driver:
         self.leaving = False
         self.beat_due = 0.0
         self.armed = Armed()
+        self.sabotage = sabotage or Sabotage()
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -350,6 +353,8 @@ class Driver:
                     if fault["seconds"] is not None:
                         thaw_later([os.getpid()], fault["seconds"])
                     os.kill(os.getpid(), signal.SIGSTOP)
+                case "poison" | "corrupt-worker" if fault["what"] != "link":
+                    self.sabotage.arm(fault)
                 case other:
                     raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
 

@@ -35,7 +35,11 @@ class GuardRules:
     on_bad_data: Literal["skip", "stop"] = "skip"
     spike_window: int = 0
     spike_factor: float = 20.0
-    compare_every: int = 0
+    compare_every: int = 1
+
+    def compares(self, version: int) -> bool:
+        """Whether what is held at this version is compared with what it should be (runtime/comparing.py)."""
+        return self.compare_every > 0 and version % self.compare_every == 0
 
 
 @dataclass(frozen=True, slots=True)

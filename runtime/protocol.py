@@ -51,6 +51,7 @@ class RankWork:
     tokens: int
     data_digest: bytes
     gradient_digest: bytes = b""  # told of in reports only
+    parameter_digests: tuple[bytes, ...] = ()  # by shard: what it was computed with, where the step compares; not sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

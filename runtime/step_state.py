@@ -73,6 +73,9 @@ class StepState:
         self.previous: Certificate | None = None  # of self.step - 1
         self.history: tuple[Figures, ...] = ()  # of the last committed steps, a certified self.step included
         self.holdings: dict[int, Holding] = {}
+        # what others should have, by shard as (version, digest): parameters, and the owner's state
+        self.published: dict[int, tuple[int, bytes]] = {}
+        self.owners_say: dict[int, tuple[int, bytes]] = {}
         self.released: set[int] = set()
         self.held = False
         self.waiting: list[tuple[WorkerId, Frame]] = []  # frames whose time has not come (rule 2)

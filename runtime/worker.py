@@ -46,6 +46,7 @@ from runtime.priority import answer_first, take_turns
 from runtime.protocol import Certificate
 from runtime.recipe import GuardedRecipe, build_recipe
 from runtime.recipe_checks import check_recipe, group_names, group_options
+from runtime.sabotage import Sabotage, poisoned_steps
 from runtime.saving import Saver
 from runtime.schedule import lr_ratio
 from runtime.shards.holding import optimizer_variant
@@ -162,7 +163,7 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
     gc.freeze()  # some 300,000 objects that live as long as the process: going through them takes 0.2 s each time
     compute.start()
     answer_first()
-    Driver(transaction, arithmetic, mesh, agent, compute, saver).run()
+    Driver(transaction, arithmetic, mesh, agent, compute, saver, built.micro_batches.sabotage).run()
     mesh.shut()
     wake.close()
 
@@ -183,7 +184,8 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     state_bytes = check_recipe(recipe, model, batch, train.seed)
     check_payloads(layout, train.logical_ranks, state_bytes, PAYLOAD_LIMIT_BYTES)
     options = group_options(groups)
-    micro_batches = MicroBatches(recipe, model, layout, stream, train)
+    guard, sabotage = GuardRules(**job.get("guard", {})), Sabotage(poisoned_steps(job["faults"]))
+    micro_batches = MicroBatches(recipe, model, layout, stream, train, guard, sabotage)
     numerics = numerics_class(train, optimizer_variant(recipe.optimizer, options))
     return Built(recipe, layout, micro_batches, options, numerics, probe(micro_batches, layout))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +18,10 @@ import elastic.controller
 import elastic.plan
 from elastic.ballots import Asking, Ballots
 from elastic.controller import Controller
-from runtime import change
+from runtime import change, comparing, trial
 from runtime.copies import Pending
 from runtime.protocol import (
+    Attempt,
     Ballot,
     Certificate,
     Frame,
@@ -414,6 +415,43 @@ def retired_copy_dropped_at_once(patches: Patches) -> None:
                 tx.arithmetic.drop(shard)
 
     patches.put(change, "take_holdings", take_holdings)
+
+
+# --- bad steps ----------------------------------------------------------------------------------------------------
+
+
+@bug("bad steps")
+def bad_step_skipped_at_once(patches: Patches) -> None:
+    """What is bad is taken for the data's doing, without a second attempt."""
+
+    def rule(now: Attempt, before: Sequence[Attempt], alone: bool) -> trial.Ruling:
+        return trial.Ruling(now.bad, True)
+
+    patches.put(trial, "rule", rule)
+
+
+@bug("bad steps")
+def a_good_attempt_is_enough(patches: Patches) -> None:
+    """A step that comes out well at last is decided, whether or not anybody else gets the same."""
+    real = trial.rule
+
+    def rule(now: Attempt, before: Sequence[Attempt], alone: bool) -> trial.Ruling:
+        return trial.Ruling("", True) if not now.bad else real(now, before, alone)
+
+    patches.put(trial, "rule", rule)
+
+
+@bug("bad steps")
+def attempts_by_the_same_workers(patches: Patches) -> None:
+    """A step is computed again by those who computed it, and their word is enough."""
+    patches.put(elastic.plan, "other_workers", lambda attempts, members: attempts[-1].workers)
+    patches.put(trial, "_by_several", lambda now, same: True)
+
+
+@bug("bad steps")
+def parameters_not_compared(patches: Patches) -> None:
+    """A worker contributes gradients whatever parameters they were computed with."""
+    patches.put(comparing, "check_parameters", lambda tx, step, work: None)
 
 
 # --- the negative control -----------------------------------------------------------------------------------------

@@ -214,8 +214,8 @@ class Checks:
             self.violation(f"P4: worker {worker.id} computes rank {rank} of step {step} again, and nobody owed it")
 
     def raised(self, worker: SimWorker, error: Exception) -> None:
-        """Those left out may come to grief; they are to be killed anyhow."""
-        if self.standing(worker):
+        """Those left out may come to grief; they are to be killed anyhow. Who finds its own memory wrong, ends."""
+        if self.standing(worker) and not self.world.wrongs.may_end(worker, error):
             import traceback
 
             self.world.trace("".join(traceback.format_exception(error)))
@@ -334,6 +334,7 @@ class Checks:
         if disk.weights is None or disk.weights[0] != end:
             self.violation(f"no weights of version {end} at the end")
         self.told(disk.events)
+        self.world.wrongs.ended()
         if world.job.sdc:
             return
         right = world.reference.version(end)

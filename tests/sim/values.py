@@ -22,6 +22,7 @@ GLOBAL_BATCH_PER_RANK = 2  # samples
 BASE_LR = 0.125
 GRAD_CLIP = 1.0
 _MASK = (1 << 64) - 1
+_WRONG = 1 << 64
 
 
 def digest_of(value: int) -> bytes:
@@ -32,16 +33,29 @@ def parameters_of(state: int) -> int:
     return hash((state, 11))
 
 
+def wrong(gradient: int) -> int:
+    """What a worker gets that computes wrongly: whatever it is added to has an infinite norm."""
+    return _WRONG | hash((gradient, 7)) & _MASK
+
+
+def is_wrong(gradient: int) -> bool:
+    return gradient >= _WRONG
+
+
+def _as(values: tuple[int, ...], result: int) -> int:
+    return wrong(result) if any(map(is_wrong, values)) else result
+
+
 def added(left: int, right: int) -> int:
-    return hash((left, right, 5))
+    return _as((left, right), hash((left, right, 5)))
 
 
 def of_shard(gradient: int, shard: int) -> int:
-    return hash((gradient, shard, 3))
+    return _as((gradient,), hash((gradient, shard, 3)))
 
 
 def squared_norm_of(reduced: int) -> float:
-    return 0.25 + (reduced & 0xFFFF) / 0x4000
+    return math.inf if is_wrong(reduced) else 0.25 + (reduced & 0xFFFF) / 0x4000
 
 
 def applied(state: int, reduced: int, verdict: Verdict) -> int:
@@ -221,7 +235,7 @@ class HashArithmetic:
         values = {node: v for nodes, payload in parts for node, v in zip(nodes, arrived_now(payload), strict=True)}
         reduced = of_shard(self._sum(values, (0, max(high for _, high in values))), shard)
         if self.noise is not None:
-            reduced = hash((reduced, self.noise()))
+            reduced = _as((reduced,), hash((reduced, self.noise())))
         self._set(shard, step, reduced)
         return squared_norm_of(reduced), digest_of(reduced)
 
@@ -278,6 +292,9 @@ class HashArithmetic:
 
     def stage(self, shard: int, payload: int | None) -> None:
         self.staged[shard] = parameters_of(self.states[shard].value) if payload is None else payload
+
+    def staged_digest(self, shard: int) -> bytes:
+        return digest_of(self.staged[shard])
 
     def load(self, version: int, holdings: tuple[int, ...]) -> None:
         for shard in range(self.shards):

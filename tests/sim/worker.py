@@ -111,7 +111,7 @@ class SimCompute:
         self.running, self.cancel = (self.step, self.wanted.popleft()), False
         self.begun_under = self.owner.tx.installed().ballot
         if self.installed != self.step:
-            self.parameters = tuple(self.owner.arithmetic.staged)
+            self.parameters = self.owner.world.wrongs.parameters(self.owner, self.step)
             self.installed = self.step
         self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, 0)
 
@@ -127,11 +127,13 @@ class SimCompute:
         if number + 1 < world.job.micro_batches:
             self.owner.later(self.owner.micro_batch_seconds(), self.micro_batch, number + 1)
             return
-        gradient = Cell(rank_gradient(self.parameters, step, rank))
+        gradient = Cell(world.wrongs.gradient(self.owner, step, rank, rank_gradient(self.parameters, step, rank)))
         world.checks.computed(self.owner, step, rank, self.begun_under)
         self.running = None
         self.undelivered.add((step, rank))
         work = replace(world.reference.work(step, rank), gradient_digest=digest_of(gradient.value))
+        if world.job.facts().guard.compares(step):
+            work = replace(work, parameter_digests=tuple(map(digest_of, self.parameters)))
         outcome = Computed(step, rank, gradient, work)  # type: ignore[arg-type]
         self.owner.later(0.0001, self.deliver, outcome)
         self.begin()

@@ -22,6 +22,7 @@ from tests.sim.network import Network
 from tests.sim.values import Judge, Reference, digest_of
 from tests.sim.violation import Violation
 from tests.sim.worker import SimWorker
+from tests.sim.wrongs import Wrongs
 
 WALL_START_SECONDS = 1.7e9
 PATIENCE_SECONDS = 240.0  # from healing to the end
@@ -89,6 +90,7 @@ class World:
         self.cluster = Cluster(self)
         self.checks = Checks(self)
         self.faults = Faults(self)
+        self.wrongs = Wrongs(self)
         self.ended: tuple[str, str] | None = None
         self.healed_at: float | None = None
         self.noises = 0
