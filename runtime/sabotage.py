@@ -2,7 +2,7 @@
 
     poison               the gradient of the first micro-batch of a step, whoever computes it and however often: the
                          data's doing, so a poisoned step of the job file is known to each worker from its start
-    corrupt, gradient    the top exponent bit of the largest element of the next logical rank's gradient, once
+    corrupt, gradient    the top exponent bit of an element of the next logical rank's gradient, once: it gets huge
     corrupt, parameter   the lowest mantissa bit of one of the model's own copy of the parameters, once
 
 Armed on the control thread, done on the compute thread; each is one assignment, so they need no lock.
@@ -47,7 +47,9 @@ class Sabotage:
     def rank_done(self, gradient: torch.Tensor) -> None:
         if self._gradient:
             self._gradient = False
-            _flip(gradient, int(gradient.abs().argmax()), _TOP_EXPONENT_BIT)
+            size = gradient.abs()
+            size[size >= 2.0] = 0.0  # these the flip would make small, which nothing shows
+            _flip(gradient, int(size.argmax()), _TOP_EXPONENT_BIT)
 
     def installed(self, flat: torch.Tensor) -> None:
         """The model has the parameters of the version that it is about to compute with."""

@@ -444,7 +444,12 @@ def a_good_attempt_is_enough(patches: Patches) -> None:
 @bug("bad steps")
 def attempts_by_the_same_workers(patches: Patches) -> None:
     """A step is computed again by those who computed it, and their word is enough."""
-    patches.put(elastic.plan, "other_workers", lambda attempts, members: attempts[-1].workers)
+
+
+    def other_workers(attempts: Sequence[Attempt], members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        return tuple(worker if worker in members else members[0] for worker in attempts[-1].workers)
+
+    patches.put(elastic.plan, "other_workers", other_workers)
     patches.put(trial, "_by_several", lambda now, same: True)
 
 
