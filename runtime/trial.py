@@ -26,8 +26,10 @@ from runtime.protocol import Attempt, Certificate, Header, Plan, WorkerId
 if TYPE_CHECKING:
     from runtime.step import StepTransaction
 
-BAD_ENOUGH = 4  # attempts, all bad, of which no rank's gradient was ever contradicted: the sum differs, the data don't
-MOST_ATTEMPTS = 6  # more don't help: the job ends
+# So many attempts show no more. Of two workers that contradict each other for good, the one with good figures is
+# believed; where all attempts were bad and no rank's gradient was ever contradicted, it was the data.
+LONG = 4
+MOST_ATTEMPTS = 6  # then the job ends
 
 WrongRanks: TypeAlias = tuple[tuple[WorkerId, int], ...]
 
@@ -49,10 +51,11 @@ def rule(now: Attempt, before: Sequence[Attempt], alone: bool) -> Ruling:
     if not before:
         return Ruling(now.bad, not now.bad)
     same = [attempt for attempt in before if attempt.headers == now.headers]
-    if same and (alone or _by_several(now, same)):
+    long = len(before) + 1 >= LONG
+    if same and (alone or _by_several(now, same) or (long and not now.bad)):
         return Ruling(now.bad, True, _contradicted(before, same))
-    hopeless = len(before) + 1 >= BAD_ENOUGH and bool(now.bad) and all(attempt.bad for attempt in before)
-    return Ruling(now.bad, hopeless and all(len(known) < 2 for known in _by_rank(before)))
+    never_well = long and bool(now.bad) and all(attempt.bad for attempt in before)
+    return Ruling(now.bad, never_well and all(len(known) < 2 for known in _by_rank(before)))
 
 
 def _by_several(now: Attempt, same: Sequence[Attempt]) -> bool:

@@ -1,4 +1,4 @@
-"""Bad data, wrong gradients and changed memory on real processes: each is found, and what it touched comes out right."""
+"""Bad data, wrong gradients and changed memory on real processes: each is found, and what it touched is right."""
 
 from __future__ import annotations
 

@@ -445,7 +445,6 @@ def a_good_attempt_is_enough(patches: Patches) -> None:
 def attempts_by_the_same_workers(patches: Patches) -> None:
     """A step is computed again by those who computed it, and their word is enough."""
 
-
     def other_workers(attempts: Sequence[Attempt], members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
         return tuple(worker if worker in members else members[0] for worker in attempts[-1].workers)
 
@@ -457,6 +456,20 @@ def attempts_by_the_same_workers(patches: Patches) -> None:
 def parameters_not_compared(patches: Patches) -> None:
     """A worker contributes gradients whatever parameters they were computed with."""
     patches.put(comparing, "check_parameters", lambda tx, step, work: None)
+
+
+@bug("bad steps")
+def usual_figures_forgotten_in_a_rollback(patches: Patches) -> None:
+    """After a rollback nobody knows what was usual before, so a spike passes."""
+    real = elastic.plan.start_plan
+    patches.put(elastic.plan, "start_plan", lambda *args: replace(real(*args), history=()))
+
+
+@bug("bad steps")
+def joiners_learn_no_history(patches: Patches) -> None:
+    """Who joins looks for spikes by what it has seen itself."""
+    known = "tx.plan, tx.history = plan, plan.history\n    take"
+    patches.text(change, "install", known, "tx.plan, tx.history = plan, () if me.joining else plan.history\n    take")
 
 
 # --- the negative control -----------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from elastic.controller_state import ControllerFacts
+from runtime.guard import GuardRules
 from runtime.step_state import JobFacts
 from tests.sim.values import GLOBAL_BATCH_PER_RANK
 
@@ -34,6 +35,7 @@ class Job:
     sdc: bool  # reduced gradients differ at each attempt
     skips: frozenset[int]  # steps that are judged as skipped
     faults: tuple[FaultEntry, ...]
+    guard: GuardRules = field(default_factory=GuardRules)
 
     @property
     def global_batch(self) -> int:
@@ -41,7 +43,7 @@ class Job:
 
     def facts(self) -> JobFacts:
         gates = frozenset(f.at_step for f in self.faults if f.wait)
-        return JobFacts(self.logical_ranks, self.shards, self.global_batch, self.save_every, gates)
+        return JobFacts(self.logical_ranks, self.shards, self.global_batch, self.save_every, gates, self.guard)
 
     def controller_facts(self) -> ControllerFacts:
         return ControllerFacts(
@@ -54,6 +56,8 @@ class Job:
             self.steps,
             self.micro_batches,
             self.faults,
+            self.global_batch,
+            self.guard,
         )
 
 
@@ -94,6 +98,11 @@ def draw_job(random: Random) -> Job:
         skips=frozenset(s for s in range(steps) if random.random() < 0.04),
         faults=tuple(draw_entries(random, workers, nodes, steps)),
     )
+
+
+def draw_guard(random: Random) -> GuardRules:
+    window = random.choice((0, 2, 3))
+    return GuardRules(spike_window=window, spike_factor=4.0, compare_every=random.choice((0, 1, 1, 2)))
 
 
 def draw_entries(random: Random, workers: int, nodes: int, steps: int) -> list[FaultEntry]:

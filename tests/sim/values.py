@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloader.stream import fold_digests
 from runtime.guard import Verdict, judge
 from runtime.protocol import Certificate, Header, Node, RankWork
+
+if TYPE_CHECKING:
+    from tests.sim.job import Job
 
 GLOBAL_BATCH_PER_RANK = 2  # samples
 BASE_LR = 0.125
@@ -81,9 +84,11 @@ class Version:
 class Reference:
     """The undisturbed run as a plain loop: no workers, no messages, no code of the step transaction."""
 
-    def __init__(self, seed: int, logical_ranks: int, shards: int, micro_batches: int, skips: frozenset[int]) -> None:
-        self.logical_ranks, self.shards, self.micro_batches, self.skips = logical_ranks, shards, micro_batches, skips
-        states = tuple(hash((seed, shard, 1)) for shard in range(shards))
+    def __init__(self, seed: int, job: Job) -> None:
+        self.logical_ranks, self.shards, self.micro_batches = job.logical_ranks, job.shards, job.micro_batches
+        self.skips, self.window, self.factor = job.skips, job.guard.spike_window, job.guard.spike_factor
+        states = tuple(hash((seed, shard, 1)) for shard in range(job.shards))
+        self._committed: list[tuple[float, float]] = []
         self._versions = [Version(states, tuple(map(parameters_of, states)))]
         self._works: dict[tuple[int, int], RankWork] = {}
 
@@ -110,11 +115,23 @@ class Reference:
         tokens = sum(w.tokens for w in works)
         norm = math.sqrt(math.fsum(map(squared_norm_of, reduced))) / tokens
         clip = min(1.0, GRAD_CLIP / (norm + 1e-6))
-        kind = "commit" if math.isfinite(loss) else "skip"
+        kind = "commit" if math.isfinite(loss) and not self._is_spike((loss / tokens, norm)) else "skip"
+        if kind == "commit":
+            self._committed.append((loss / tokens, norm))
         verdict = Verdict(kind, clip / tokens, lr_ratio(step), lr_ratio(step) * BASE_LR, norm, loss / tokens, tokens)
         states = tuple(applied(s, g, verdict) for s, g in zip(before.states, reduced, strict=True))
         digest = fold_digests(digest_of(s) for s in states).hex()
         return Version(states, tuple(map(parameters_of, states)), reduced, digest, loss / tokens, kind)
+
+    def _is_spike(self, figures: tuple[float, float]) -> bool:
+        if self.window == 0 or len(self._committed) < self.window:
+            return False
+        for value, before in zip(figures, zip(*self._committed[-self.window :], strict=True), strict=True):
+            middle = _median(list(before))
+            distance = _median([abs(b - middle) for b in before])
+            if value > middle + self.factor * max(distance, middle / 20):
+                return True
+        return False
 
     def _tree(self, values: list[int]) -> int:
         if len(values) == 1:
@@ -123,6 +140,11 @@ class Reference:
         while half * 2 < len(values):
             half *= 2
         return added(self._tree(values[:half]), self._tree(values[half:]))
+
+
+def _median(values: list[float]) -> float:
+    values, half = sorted(values), len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
 def lr_ratio(step: int) -> float:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import runtime.driver
@@ -17,7 +18,7 @@ from tests.sim.checks import Checks
 from tests.sim.cluster import Cluster, Disk
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
-from tests.sim.job import draw_job, draw_profile
+from tests.sim.job import draw_guard, draw_job, draw_profile
 from tests.sim.network import Network
 from tests.sim.values import Judge, Reference, digest_of
 from tests.sim.violation import Violation
@@ -79,10 +80,9 @@ class World:
         self.traced: list[str] = []
         self.engine = Engine(seed)
         random = self.engine.random
-        self.job, self.profile = draw_job(random), draw_profile(random)
-        self.reference = Reference(
-            seed, self.job.logical_ranks, self.job.shards, self.job.micro_batches, self.job.skips
-        )
+        job, self.profile = draw_job(random), draw_profile(random)
+        self.job = job if job.sdc else replace(job, guard=draw_guard(Random(f"{seed}/guard")))
+        self.reference = Reference(seed, self.job)
         self.judge = Judge()
         self.workers: dict[WorkerId, SimWorker] = {}
         self.network = Network(self.engine, self.link_seconds, self.workers)

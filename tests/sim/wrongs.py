@@ -1,4 +1,5 @@
-"""Workers that compute wrongly, once: a gradient with wrong bits in it, or parameters that aren't those published.
+"""Workers that compute wrongly: one gradient, as often as they are asked for it; or with parameters that aren't those
+that were published, once.
 
 Apart from the other faults, and by a chance of its own: whoever comes to the chosen work first is hit. Only where
 gradients are the same at every attempt, for else nothing can be found out.
@@ -26,16 +27,21 @@ class Wrongs:
         self.parameters_due = chance.choice(steps) if chance.random() < 0.3 else None
         if job.sdc:
             self.rank_due = None
-        if job.sdc or not job.facts().guard.compares(0):
+        if job.sdc or self.parameters_due is None or not job.guard.compares(self.parameters_due):
             self.parameters_due = None
         self.flipped: SimWorker | None = None
-        self.flipped_in = -1
+        self.flipped_in = self.flipped_rank = -1
         self.happened: list[str] = []
 
     def gradient(self, worker: SimWorker, step: int, rank: int, right: int) -> int:
+        if len(self.world.checks.members) < 2:
+            return right  # nobody could tell
+        if worker is self.flipped and (step, rank) == (self.flipped_in, self.flipped_rank):
+            return wrong(right)
         if (step, rank) != self.rank_due or not self.world.checks.standing(worker):
             return right
-        self.rank_due, self.flipped, self.flipped_in, worker.impaired = None, worker, step, True
+        self.rank_due, self.flipped, self.flipped_in, self.flipped_rank = None, worker, step, rank
+        worker.impaired = True
         self.note(f"worker {worker.id} computes rank {rank} of step {step} wrongly")
         return wrong(right)
 
