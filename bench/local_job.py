@@ -24,7 +24,7 @@ from elastic.config import JobConfig
 from elastic.controller import Controller
 from elastic.processes import WORKER_COMMAND
 from elastic.shell import controller_facts
-from elastic.wire import event_from_plain, from_worker
+from elastic.wire import WORKER_KINDS, event_from_plain, from_worker
 from runtime.checkpoint.catalogue import commit, newest
 from runtime.checkpoint.manifest import ShardEntry
 from runtime.checkpoint.store import LocalStore
@@ -141,6 +141,8 @@ class LocalJob:
                 )
 
     def _take_in(self, worker: WorkerId, message: Mapping[str, Any]) -> None:
+        if message["kind"] not in WORKER_KINDS:
+            return  # meant for its agent alone, which watches it
         event = event_from_plain(from_worker(worker, message))
         if isinstance(event, m.WaitingAtGate) and event.step in self.hold_at:
             self.parked.setdefault(event.step, set()).add(worker)

@@ -42,6 +42,8 @@ GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
 IDLE_SECONDS = 0.1  # how often workers are looked after
 BEAT_SECONDS = 0.5  # how often the controller hears of this agent
 BROKEN_EXIT_CODE = 70
+DEADLINE_EXIT_CODE = 71
+DEADLINE_MARGIN_SECONDS = 0.5  # before the node's deadline everybody is gone
 
 log = logging.getLogger("everstep.agent")
 
@@ -96,7 +98,12 @@ class Agent:
         self._outgoing = _Outgoing()
         self._kill_at: float | None = None  # monotonic; set once it is closing
         self._beat_at = float("inf")  # monotonic; once it has introduced itself
+        self._terminate_at = float("inf")  # monotonic; whoever was asked to leave is told to
+        self._notice: tuple[float, str] | None = None  # its node goes away: when (monotonic), and how it was told
+        self._cut_until = 0.0  # monotonic; an injected fault: nothing passes to or from the controller
+        self._held: list[Mapping[str, Any]] = []  # actions that came meanwhile
         self._failed = False
+        self._silent = False  # nothing is reported any more
         self._closed = threading.Event()
         self._stack = ExitStack()
         with self._stack:  # undone here if any of it fails
@@ -133,6 +140,23 @@ class Agent:
             if event["kind"] in KEPT_KINDS:
                 self._command(functools.partial(self._say, event))
 
+    def preempt(self, seconds: float, notice: str) -> None:
+        """Its node goes away in so many seconds: the controller is told, and nothing is left here after that."""
+        by = time.monotonic() + seconds
+        self._command(lambda: self._take_notice(by, notice))
+
+    def leave(self, grace_seconds: float) -> bool:
+        """Like `close`, but workers are first asked, and end what they write; all before the node's deadline."""
+        if (notice := self._notice) is not None:
+            grace_seconds = max(0.0, min(grace_seconds, notice[0] - time.monotonic() - DEADLINE_MARGIN_SECONDS))
+        self._command(lambda: self._begin_to_close(grace_seconds, ask_first=True))
+        return self._closed.wait(grace_seconds + 5.0)
+
+    @property
+    def is_cut(self) -> bool:
+        """By an injected fault."""
+        return time.monotonic() < self._cut_until
+
     def close(self, grace_seconds: float = GRACE_SECONDS) -> bool:
         """SIGTERM to all workers, SIGKILL after `grace_seconds`, everything reaped; False if even that took too long.
 
@@ -160,7 +184,10 @@ class Agent:
                     self._fail(error)
                 self._insist()
                 self._beat()
+                self._take_held()
                 self._send_if_due()
+            self._outgoing.due = 0.0
+            self._send_if_due()
             self._forker.end()
             self._stack.close()
             self._closed.set()
@@ -176,13 +203,17 @@ class Agent:
             self._say(event_to_plain(m.WorkerFailed(-1, f"the agent of slot {self.facts.slot}: {error}", True)))
 
     def _wait_seconds(self) -> float:
-        due = min(self._outgoing.due, float("inf") if self._kill_at is None else self._kill_at)
+        if self.is_cut:
+            return IDLE_SECONDS
+        due = min(self._outgoing.due, self._terminate_at, float("inf") if self._kill_at is None else self._kill_at)
+        if self._notice is not None:
+            due = min(due, self._notice[0])
         return min(IDLE_SECONDS, max(0.0, due - time.monotonic()))
 
     # --- to the controller --------------------------------------------------------------------------------------
 
     def _say(self, event: Plain) -> None:
-        if self._kill_at is not None:
+        if self._silent:
             return
         outgoing = self._outgoing
         if outgoing.events and _supersedes(event, outgoing.events[-1]):
@@ -193,7 +224,7 @@ class Agent:
         outgoing.due = min(outgoing.due, time.monotonic() + patience)
 
     def _send_if_due(self) -> None:
-        if self._outgoing.events and time.monotonic() >= self._outgoing.due:
+        if self._outgoing.events and time.monotonic() >= self._outgoing.due and not self.is_cut:
             events, self._outgoing = self._outgoing.events, _Outgoing()
             self._controller.report(events)
 
@@ -204,7 +235,10 @@ class Agent:
             self._say(event_to_plain(m.AgentBeat(self.facts.slot, self.instance)))
 
     def _introduce(self) -> None:
-        if self._kill_at is not None:
+        if self._silent:
+            return
+        if self.is_cut:
+            self._held.append({"kind": "Introduce"})
             return
         self._beat_at = time.monotonic()
         host = self.facts.host if self.facts.metrics_host in ("0.0.0.0", "::") else self.facts.metrics_host
@@ -218,11 +252,33 @@ class Agent:
             "exited": self._crew.exited,
         }
         self._controller.introduce(event, {"pid": os.getpid(), "metrics": f"{host}:{self._served.port}"})
+        self._say_notice()
+
+    def _take_notice(self, by: float, notice: str) -> None:
+        if self._notice is None or by < self._notice[0]:
+            log.info("the node of slot %s goes away in %.1f s (%s)", self.facts.slot, by - time.monotonic(), notice)
+            self._notice = (by, notice)
+            self._say_notice()
+
+    def _say_notice(self) -> None:
+        if self._notice is not None:
+            by, notice = self._notice
+            seconds = max(0.0, by - time.monotonic())
+            self._say(event_to_plain(m.Preempted(self.facts.slot, self.instance, seconds, notice)))
 
     # --- from the controller --------------------------------------------------------------------------------------
 
     def _act(self, actions: Sequence[Mapping[str, Any]]) -> None:
         for plain in actions:
+            if plain["kind"] == "CutAgent":
+                self._cut(plain["seconds"])
+                continue
+            if self.is_cut:
+                self._held.append(plain)
+                continue
+            if plain["kind"] == "Introduce":
+                self._introduce()
+                continue
             if plain["kind"] == "JobFacts":
                 self.metrics.job(plain["status"], plain["tally"])
                 continue
@@ -238,8 +294,21 @@ class Agent:
                     self._freeze(worker, seconds, whole)
                 case m.Thaw(_, worker):
                     self._crew.thaw(worker)
+                case m.PreemptAgent(_, seconds):
+                    self._take_notice(time.monotonic() + seconds, "injected")
                 case m.ToWorker(_, worker, message):
                     self._crew.tell(worker, message)
+
+    def _cut(self, seconds: float | None) -> None:
+        self._cut_until = float("inf") if seconds is None else time.monotonic() + seconds
+        if self.is_cut:
+            log.warning("cut off from the controller, as was asked for: the workers of this node wait")
+
+    def _take_held(self) -> None:
+        if self._held and not self.is_cut:
+            log.warning("the controller is in reach again")
+            held, self._held = self._held, []
+            self._act(held)
 
     def _freeze(self, worker: WorkerId, seconds: float | None, whole: bool) -> None:
         if worker >= 0:
@@ -263,13 +332,28 @@ class Agent:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _begin_to_close(self, grace_seconds: float) -> None:
+    def _begin_to_close(self, grace_seconds: float, ask_first: bool = False) -> None:
+        now = time.monotonic()
         if self._kill_at is None:
-            self._kill_at = time.monotonic() + grace_seconds
+            self._kill_at = now + grace_seconds
+            self._terminate_at = now + (0.75 * grace_seconds if ask_first else 0.0)
+            if ask_first:
+                self._crew.tell_all({"kind": "leave"})
+        elif not ask_first:  # in a hurry after all
+            self._kill_at = min(self._kill_at, now + grace_seconds)
+            self._terminate_at = min(self._terminate_at, now)
+        if not ask_first:
+            self._silent = True
             self._outgoing = _Outgoing()
-            self._crew.signal_all(signal.SIGTERM)
 
     def _insist(self) -> None:
+        now = time.monotonic()
+        if self._notice is not None and now >= self._notice[0] and (self._crew or self._kill_at is None):
+            log.error("the node of slot %s goes away before all is handed over", self.facts.slot)
+            os._exit(DEADLINE_EXIT_CODE)  # its workers die with it
+        if now >= self._terminate_at:
+            self._terminate_at = float("inf")
+            self._crew.signal_all(signal.SIGTERM)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = time.monotonic() + PATIENCE_SECONDS
             self._crew.signal_all(signal.SIGKILL)

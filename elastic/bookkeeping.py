@@ -47,6 +47,12 @@ class Bookkeeping(BadSteps):
             self.act(m.AppendEvent("checkpoint", {"version": version}))
         self.acknowledge()
 
+    def save_delayed(self, version: int, reason: str) -> None:
+        """Told once of each version, whoever else can't write."""
+        if version not in self.delayed_saves:
+            self.delayed_saves.add(version)
+            self.act(m.AppendEvent("save_failed", {"version": version, "reason": f"{reason}; tried again"}))
+
     def prune_if_unused(self) -> None:
         """Old checkpoints go, but not while the members of a rollback may still be reading one."""
         plan = self.ballots.plan
@@ -61,7 +67,8 @@ class Bookkeeping(BadSteps):
             self.to_worker(worker, {"kind": "ack", "step": self.chronicle.ledger_next, "saved": saved})
 
     def end_if_complete(self) -> None:
-        if self.stop_requested and self.ballots.plan is None and not self.ballots.members:
+        begun = self.ballots.members or self.chronicle.ledger_next > self.begun_at
+        if self.stop_requested and self.ballots.plan is None and not begun:
             self.end_early("stopped before it had begun")
             return
         if self.stop_requested and not self.roster.living() and not self.still_returning():
@@ -72,14 +79,14 @@ class Bookkeeping(BadSteps):
         if plan is not None and self.costs.now is None and self.chronicle.complete(plan.stop_at):
             if plan.stop_at >= self.facts.steps:
                 self.end("done", f"{plan.stop_at} steps")
-            else:
+            elif self.stop_requested:
                 self.end_early(f"stopped at step {plan.stop_at}; go on with --resume")
 
     def end_early(self, where: str) -> None:
         if self.broken:
             self.end("failed", f"{self.broken}; {where}")
         else:
-            self.end("stopped", where)
+            self.end("stopped", f"{self.stop_reason}; {where}" if self.stop_reason else where)
 
     # --- what failures cost ---------------------------------------------------------------------------------------
 

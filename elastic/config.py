@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -25,6 +25,7 @@ from runtime.config import (
     CheckpointConfig,
     Count,
     GuardConfig,
+    LinksConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -38,7 +39,7 @@ NOTES = {
     "recipe": "write it as module:Class, as in my_recipe:MyRecipe",
 }
 # What --resume may change, as prefixes of dotted keys; and the keys that say where things lie, not what they are.
-RESUME_MAY_CHANGE = ("cluster.", "guard.", "metrics.", "faults")
+RESUME_MAY_CHANGE = ("cluster.", "guard.", "metrics.", "policy.", "links.", "faults")
 PLACES = ("run.dir", "recipe_dir")
 
 
@@ -56,6 +57,7 @@ class ClusterConfig(Section):
     workers_per_node: Count = 1
     standbys: Annotated[int, Field(ge=0)] = 0  # warm processes beside the workers, for the whole job
     min_workers: Count = 1  # with fewer, the job waits
+    preemption_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # that a node's bare SIGTERM gives
 
     @property
     def workers(self) -> int:
@@ -68,6 +70,15 @@ class MetricsConfig(Section):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: a free one
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+
+
+class PolicyConfig(Section):
+    """With which response a kind of fault begins (elastic/policy.py). The bits don't depend on any of this."""
+
+    worker_lost: Literal["standby", "redistribute", "stop"] = "standby"
+    node_lost: Literal["standby", "redistribute", "stop"] = "standby"
+    holders_lost: Literal["checkpoint", "stop"] = "checkpoint"  # of some shard, all at once
+    restarts: Count = 4  # per worker of the job, at one step, before the job is taken for hopeless
 
 
 class FaultConfig(Section):
@@ -84,6 +95,12 @@ class FaultConfig(Section):
             return str(parse_fault(value))
         except UsageError as error:
             raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _can_be_waited_for(self) -> FaultConfig:
+        if self.wait and self.parsed.during is not None:
+            raise ValueError(f"{self.fault} happens within a step, so no boundary can wait for it; leave wait away")
+        return self
 
     @property
     def parsed(self) -> Fault:
@@ -106,6 +123,8 @@ class JobConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()
     metrics: MetricsConfig = MetricsConfig()
+    policy: PolicyConfig = PolicyConfig()
+    links: LinksConfig = LinksConfig()
     faults: tuple[FaultConfig, ...] = ()
 
     @model_validator(mode="after")
@@ -278,7 +297,8 @@ def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
             continue
         raise ConfigError(
             f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
-            "--resume may change cluster.*, guard.*, metrics.* and faults only: set it back, or begin a new run"
+            "--resume may change cluster.*, guard.*, metrics.*, policy.*, links.* and faults only: "
+            "set it back, or begin a new run"
         )
 
 

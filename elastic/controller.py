@@ -7,8 +7,9 @@ It never sits in the step. What it does in a change is one procedure for all cau
                          ▼
                       plan(b) to all its members ──every member resumed──▶ steady
 
-Causes: a death, a lost link, a worker ready to join, filled copies that let old ones retire, `stop`, and being a new
-incarnation. A cause that arrives while asking needs a ballot of its own only if its worker was not asked.
+Causes: a death, a lost link, a worker ready to join, a node that leaves, filled copies that let old ones retire,
+`stop`, and being a new incarnation. A cause that arrives while asking needs a ballot of its own only if its worker was
+not asked.
 Restarted, it has its small durable state (``Persist``), and the living agents tell the rest.
 """
 
@@ -24,6 +25,7 @@ from elastic.faults import Fault, FaultKind, Point, parse_fault
 from elastic.injection import Scheduled, actions_of, has_acted
 from elastic.messages import Action, Event
 from elastic.plan import Order, make_plan
+from elastic.policy import tier_of
 from elastic.roster import WorkerState
 from elastic.standing import standing
 from elastic.workforce import ASK_TIMEOUT_SECONDS, BEAT_PERIOD_SECONDS, RETURN_PATIENCE_SECONDS
@@ -70,18 +72,20 @@ class Controller(Bookkeeping):
                 self.agent_up(event)
             case m.AgentDown(slot, instance, time):
                 self.agent_down(slot, instance, time)
+            case m.Preempted():
+                self.departures.noticed(self, event)
             case m.WorkerUp(info):
                 self.worker_up(info)
-            case m.WorkerLinked(worker):
-                self.worker_linked(worker)
+            case m.WorkerLinked(worker, unreached):
+                self.worker_linked(worker, frozenset(unreached))
             case m.AgentBeat(slot, instance):
                 self.agent_beat(slot, instance)
             case m.WorkerExited(worker, reason, time, notice):
                 self.worker_gone(worker, reason, time, notice)
             case m.WorkerFailed(worker, message, theirs):
                 self.worker_failed(worker, message, theirs)
-            case m.LinkLost(worker, peer, time):
-                self.link_lost(worker, peer, time)
+            case m.LinkLost(worker, peer, time, dialled):
+                self.link_lost(worker, peer, time, dialled)
             case m.Killed(worker, time, slot):
                 self.costs.killed([worker] if slot < 0 else [w.id for w in self.roster if w.slot == slot], time)
             case m.Reported(report):
@@ -101,6 +105,8 @@ class Controller(Bookkeeping):
                 if (manifest := self.chronicle.shard_saved(event)) is not None:
                     self.reach(Point.SAVE)
                     self.act(manifest)
+            case m.SaveDelayed(_, version, reason):
+                self.save_delayed(version, reason)
             case m.CheckpointWritten(version):
                 self.checkpoint_written(version)
             case m.WeightsWritten(_, version):
@@ -126,6 +132,7 @@ class Controller(Bookkeeping):
                     self.fault_requested(fault)
             self.evict_the_gone()
             self.give_up_silent_agents()
+            self.departures.gone(self)
             if self.ballots.asking is not None:
                 self.conclude(self.ballots.asking)
             if self.ballots.asking is None and self.ballot_due():
@@ -134,6 +141,7 @@ class Controller(Bookkeeping):
                 self.resend_plan()
                 self.prune_if_unused()
                 self.inject_due()
+                self.departures.release(self)
                 self.end_if_complete()
 
     def wake_again(self) -> None:
@@ -165,7 +173,8 @@ class Controller(Bookkeeping):
     def initialise(self) -> None:
         """The initial weights are computed once, by one worker, as the checkpoint of version 0."""
         if self.chronicle.checkpoint is None and self.initialising is None and (ready := self.roster.ready()):
-            self.initialising = ready[0].id
+            staying = [w for w in ready if not self.roster.leaves(w.id)]
+            self.initialising = (staying or ready)[0].id
             self.to_worker(self.initialising, {"kind": "initialise"})
 
     def ballot_due(self) -> bool:
@@ -177,7 +186,10 @@ class Controller(Bookkeeping):
             return self.may_start()
         if not self.cause and self.joiners() and (self.join_at is None or self.now >= self.join_at):
             self.cause = "join"
-        if not self.cause and self.ballots.settled() and not self.ballots.unfilled and self.ballots.moving():
+        if not self.cause and self.departures.handed_over(self):
+            self.cause = "what leaves is handed over"
+        moved = self.ballots.settled() and not self.ballots.unfilled and self.ballots.moving()
+        if not self.cause and moved and not self.departures.handing_over(self):
             self.cause = "copies are filled"
         if not self.cause and self.stop_requested and (plan := self.ballots.plan) and plan.stop_at > plan.version:
             self.cause = "stop"
@@ -186,11 +198,13 @@ class Controller(Bookkeeping):
     def may_start(self) -> bool:
         """With the job's first workers, or with fewer when one of them takes too long."""
         self.cause = self.cause or "start"
-        ready = {w.id for w in self.roster.ready()}
-        if self.now >= self.started + START_PATIENCE_SECONDS:
+        ready = {w.id for w in self.roster.ready() if not self.roster.leaves(w.id)}
+        begun = self.chronicle.ledger_next > self.begun_at  # all have left since
+        if begun or self.now >= self.started + START_PATIENCE_SECONDS:
             return len(ready) >= self.facts.min_workers
-        awaited = {w for w in self.roster.first if w not in self.roster.workers or self.roster.lives(w)}
-        return ready >= awaited and len(ready) >= min(len(self.roster.first), self.facts.logical_ranks)
+        first = [w for w in self.roster.first if not self.roster.leaves(w)]
+        awaited = {w for w in first if w not in self.roster.workers or self.roster.lives(w)}
+        return ready >= awaited and len(ready) >= min(len(first), self.facts.logical_ranks)
 
     def ask(self) -> None:
         ready = {w.id for w in self.roster.ready()}
@@ -219,7 +233,8 @@ class Controller(Bookkeeping):
         self.ballots.asking = None
         living = sorted(w for w in asking.asked if self.roster.lives(w))
         staying = [w for w in living if w in self.ballots.members]
-        joining = [w for w in living if w not in self.ballots.members][: max(0, self.target() - len(staying))]
+        room = self.target() - sum(not self.roster.leaves(w) for w in staying)
+        joining = [w for w in living if w not in self.ballots.members and not self.roster.leaves(w)][: max(0, room)]
         if self.enough({*staying, *joining}):
             self.make_plan(asking, {w: asking.reports[w] for w in sorted([*staying, *joining])})
         else:
@@ -241,22 +256,31 @@ class Controller(Bookkeeping):
             checkpoint=self.chronicle.checkpoint or 0,
             stop_now=self.stop_requested,
             history=self.ledger_figures(self.chronicle.checkpoint or 0, self.facts.guard.spike_window),
+            leaving=frozenset(w for w in reports if self.roster.leaves(w)),
+            min_workers=self.facts.min_workers,
+            held=self.schedule.held(),
         )
         for worker in sorted(self.unseen):
             self.gone(worker, "its agent doesn't answer the new controller", self.wall(), "agent")
         self.unseen.clear()
         before, plan = self.ballots.members, make_plan(order, reports)
+        if before and plan.checkpoint is not None and self.facts.policy.holders_lost == "stop":
+            self.end("failed", "every holder of a shard was lost, and policy.holders_lost is stop; go on with --resume")
+            return
+        self.redistributing = False
         self.ballots.adopt(plan, self.now)
         self.position = plan.version
         if plan.checkpoint is not None:
             self.schedule.rewind()
         self.cause = ""
         self.costs.planned(plan, reports, self.lost_micro_batches(plan, before, reports))
+        self.departures.planned(self, plan, before)
         self.persist()
         for member in plan.members:
             if member.worker not in before:
                 self.act(m.AppendEvent("member_joined", {"worker": member.worker, "node": member.node}))
-        self.act(m.AppendEvent("plan", self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)))
+        facts = self.ballots.facts(asking.reason, bool(before) and plan.checkpoint is not None)
+        self.act(m.AppendEvent("plan", {**facts, "tier": str(tier_of(plan, before))}))
         self.reach(Point.PLAN)
         self.send_plan(plan, set(plan.ids()))
         self.act(m.PublishStatus())
@@ -297,7 +321,8 @@ class Controller(Bookkeeping):
                 if now is not None:
                     now.handed_over.discard(worker)
                     now.recompute_ms = max(now.recompute_ms, milliseconds)
-            case m.ShardFilled(worker, _, shard, optimizer_bytes):
+            case m.ShardFilled(worker, _, shard, optimizer_bytes, bytes_moved):
+                self.departures.filled(bytes_moved)
                 self.ballots.unfilled.discard((worker, shard))
                 self.roster.workers[worker].optimizer_bytes = optimizer_bytes
         self.close_recovery()
@@ -312,8 +337,9 @@ class Controller(Bookkeeping):
             self.ballots.settled()
             and not (self.cause or self.ballots.unfilled or self.returning)
             and not self.ballots.moving()
+            and not self.roster.leaving_nodes()
             and all(w.state is WorkerState.READY for w in self.roster.living())
-            and len(self.ballots.members) >= min(self.target(), len(self.roster.ready()))
+            and len(self.ballots.members) >= min(self.target(), len(self.roster.ready()) - len(self.cut_off()))
             and len(self.roster.living()) >= self.roster.wanted()
         )
 

@@ -13,10 +13,12 @@ from typing import Any
 from elastic import messages as m
 from elastic.ballots import Ballots
 from elastic.chronicle import Chronicle
+from elastic.departure import Departures
 from elastic.detector import AgentWatch
 from elastic.faults import Fault, Point
 from elastic.injection import FaultEntry, Schedule
 from elastic.messages import Action, NodeId
+from elastic.policy import Policy
 from elastic.recovery import Costs
 from elastic.roster import Roster
 from elastic.suspects import Suspects
@@ -37,6 +39,7 @@ class ControllerFacts:
     steps: int
     micro_batches_per_rank: int
     faults: tuple[FaultEntry, ...] = ()
+    policy: Policy = field(default_factory=Policy)
     global_batch: int = 0
     guard: GuardRules = field(default_factory=GuardRules)
 
@@ -67,17 +70,20 @@ class ControllerState:
         self.agents = AgentWatch()
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
+        self.departures = Departures()
         self.computed = 0
         self.begun_at = ledger_next  # steps in the ledger when the job began
         # Members that no agent has told this incarnation of yet: (node, micro-batches computed)
         self.unseen: dict[WorkerId, tuple[NodeId, int]] = {}
         self.stop_requested = False
+        self.stop_reason = ""  # of a stop that nobody asked for
+        self.redistributing = False  # survivors go on by themselves, and standbys join later
         self.broken = ""  # why the job can't go on, if it is to end for that
         self.armed: list[Fault] = []  # injected faults that wait here for a point of the protocol
         self.deferred: list[str] = []  # faults from the command line, until the agents have told who is there
         if durable is not None:
             self.restore(durable)
-        self.fresh = not self.roster.slots
+        self.fresh = not (self.roster.slots or self.roster.nodes)
         self.cause = "" if self.fresh else "new controller"  # a ballot is due
         self.returning: set[int] = set()  # slots whose agents have not introduced themselves to this incarnation
         self.started = 0.0
@@ -85,6 +91,7 @@ class ControllerState:
         self.reference: m.WorkerInfo | None = None
         self.initialising: WorkerId | None = None
         self.prune_due = False
+        self.delayed_saves: set[int] = set()  # versions
         self.failed_starts = 0
         self.agents_in_place = 0  # that came since then
         self.start_after = 0.0  # no worker is started before
@@ -136,6 +143,7 @@ class ControllerState:
             "roster": self.roster.durable(),
             "members": [[worker, *self.facts_of(worker)] for worker in sorted(self.ballots.members)],
             "faults": self.schedule.durable(),
+            "departures": self.departures.durable(),
             "stop": self.stop_requested,
             "number": self.ballots.number,
             "totals": {**self.costs.totals(), "computed": self.computed - self.retold(), "begun_at": self.begun_at},
@@ -155,6 +163,7 @@ class ControllerState:
         self.unseen = {worker: (node, computed) for worker, node, computed in state["members"]}
         self.ballots.members = set(self.unseen)
         self.schedule.restore(state["faults"])
+        self.departures.restore(state["departures"])
         self.stop_requested = state["stop"]
         self.ballots.number = state["number"]
         self.costs.restore(state["totals"])
@@ -172,4 +181,5 @@ def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, An
     roster = {**durable["roster"], "slots": [], "first": [], "reserved": [], "nodes": []}
     faults = durable["faults"] if same_faults else []
     totals = {**Costs().totals(), "computed": 0, "begun_at": None}  # each job counts its own
-    return {**durable, "roster": roster, "members": [], "faults": faults, "stop": False, "totals": totals}
+    kept = {**durable, "roster": roster, "faults": faults, "totals": totals}
+    return {**kept, "members": [], "departures": [], "stop": False}

@@ -115,6 +115,14 @@ class Crew:
         if known is not None and known.channel is not None:
             known.channel.send(message)
 
+    def tell_all(self, message: Mapping[str, Any]) -> None:
+        """Whoever can't be told yet has nothing to end."""
+        for worker in self._workers.values():
+            if worker.channel is not None and worker.info is not None:
+                worker.channel.send(message)
+            elif worker.process is not None and worker.exited is None:
+                worker.process.send(signal.SIGTERM)
+
     def signal_all(self, number: signal.Signals) -> None:
         self._sent_to_all = number
         for worker in self._workers.values():

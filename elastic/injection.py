@@ -16,18 +16,22 @@ from typing import Any, Protocol
 from elastic.faults import FORMS, OPTIONS, Fault, FaultKind, parse_fault
 from elastic.messages import (
     Action,
+    CutAgent,
+    FailStore,
     Freeze,
     FreezeController,
     KillAgent,
     KillController,
     KillDriver,
     KillWorker,
+    PreemptAgent,
     StartAgent,
     Thaw,
     ThawAgent,
     ToWorker,
 )
 from elastic.roster import Node, Roster
+from runtime.injected import STORE_FAILURES
 from runtime.protocol import WorkerId
 
 POISON_AHEAD = 5  # steps
@@ -94,14 +98,18 @@ class Schedule:
                 return fault if waited_for and ledger_next >= fault.at_step else None
         return None
 
-    def take_over(self, kind: FaultKind, target: int, incarnation: int) -> bool:
-        """Whether an earlier controller recorded this fault; it may have died before it was done."""
+    def take_over(self, kind: FaultKind, target: int, incarnation: int) -> Fault | None:
+        """This fault, if an earlier controller recorded it; it may have died before it was done."""
         for known in self.faults:
             same = known.fault.kind is kind and known.fault.target == target
             if same and known.state == "injected" and known.incarnation < incarnation:
                 known.incarnation = incarnation
-                return True
-        return False
+                return known.fault
+        return None
+
+    def held(self) -> frozenset[int]:
+        """Steps that nobody begins before their fault is over."""
+        return frozenset(f.at_step for f in self.faults if f.wait and f.state != "over")
 
     def waited_for(self) -> list[Scheduled]:
         return [f for f in self.faults if f.state == "injected" and f.wait]
@@ -127,6 +135,9 @@ def actions_of(fault: Fault, roster: Roster) -> list[Action] | str:
             return [FreezeController(fault.seconds)]
         case FaultKind.KILL_DRIVER:
             return [KillDriver()]
+        case FaultKind.DISK_FULL | FaultKind.STORE_DOWN:
+            everyone: list[Action] = [ToWorker(w.slot, w.id, in_worker(fault)) for w in roster.living()]
+            return [*everyone, FailStore(fault.seconds or 0.0, STORE_FAILURES[str(kind)])]
         case FaultKind.ADD_NODE:
             return [StartAgent(roster.new_slot())]
         case FaultKind.STOP:
@@ -151,7 +162,7 @@ def _on_worker(fault: Fault, roster: Roster, worker: WorkerId) -> list[Action]:
 
 def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
     workers = [w.id for w in roster.living() if w.node == node.id]
-    again = fault.kind is FaultKind.KILL_AGENT
+    again = fault.kind is FaultKind.KILL_AGENT and not node.leaving
     if fault.kind is FaultKind.KILL_NODE:
         roster.slots.discard(node.slot)
     match fault.kind:
@@ -161,11 +172,14 @@ def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
             return [Freeze(node.slot, -1, fault.seconds, whole=fault.kind is FaultKind.FREEZE_NODE)]
         case FaultKind.THAW_AGENT | FaultKind.THAW_NODE:
             return [ThawAgent(node.slot)]
+        case FaultKind.PREEMPT_NODE:
+            return [PreemptAgent(node.slot, fault.seconds or 0.0)]
         case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:  # one of its workers does it, where it comes to the point
             if not workers:
                 return f"node {node.id} has no worker that could come to {fault.during}"
             return [ToWorker(node.slot, min(workers), in_worker(fault))]
-    return [ToWorker(node.slot, worker, in_worker(fault)) for worker in workers]
+    told: list[Action] = [ToWorker(node.slot, worker, in_worker(fault, workers)) for worker in workers]
+    return [*told, CutAgent(node.slot, fault.seconds)] if fault.kind is FaultKind.PARTITION_NODE else told
 
 
 def _poison(fault: Fault, roster: Roster) -> list[Action]:
@@ -176,11 +190,11 @@ def _poison(fault: Fault, roster: Roster) -> list[Action]:
     return [ToWorker(w.slot, w.id, message) for w in roster.living()]
 
 
-def in_worker(fault: Fault) -> dict[str, Any]:
-    """The message to a worker that does the fault to itself (runtime/injected.py)."""
+def in_worker(fault: Fault, spared: Iterable[WorkerId] = ()) -> dict[str, Any]:
+    """The message to a worker that does the fault to itself (runtime/injected.py). A partition never means `spared`."""
     options = {name: getattr(fault, name) for name in OPTIONS}
     during = None if fault.during is None else str(fault.during)
-    return {"kind": "inject", "fault": {"kind": str(fault.kind), **options, "during": during}}
+    return {"kind": "inject", "fault": {"kind": str(fault.kind), **options, "during": during, "spared": list(spared)}}
 
 
 def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
@@ -189,10 +203,12 @@ def has_acted(waited: Scheduled, roster: Roster, incarnation: int) -> bool:
     match waited.fault.kind:
         case FaultKind.KILL_WORKER:
             return not roster.lives(target)
-        case FaultKind.KILL_NODE:
+        case FaultKind.KILL_NODE | FaultKind.PREEMPT_NODE:
             return target not in roster.nodes or not roster.nodes[target].alive
+        case FaultKind.KILL_AGENT if target in roster.nodes and roster.nodes[target].leaving:  # it never comes back
+            return not roster.nodes[target].alive
         case FaultKind.KILL_AGENT | FaultKind.ADD_NODE:
-            return any(n.alive and n.id >= waited.nodes_before for n in roster.nodes.values())
+            return any((n.alive or n.leaving) and n.id >= waited.nodes_before for n in roster.nodes.values())
         case FaultKind.KILL_CONTROLLER:
             return incarnation > waited.incarnation
         case FaultKind.FREEZE_WORKER if waited.fault.seconds is None:  # it is found, and replaced

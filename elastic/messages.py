@@ -75,9 +75,10 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLinked:
-    """It has tried its links to all the peers that it was told of."""
+    """It has tried its links to all the peers that it was told of. `unreached`: to these it has none, as of now."""
 
     worker: WorkerId
+    unreached: tuple[WorkerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,12 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
+    """`dialled`: it could not be opened again."""
+
     worker: WorkerId
     peer: WorkerId
     time: float
+    dialled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class ShardFilled:
     ballot: Ballot
     shard: int
     optimizer_bytes: int = 0
+    bytes_moved: int = 0  # of the snapshot that filled it
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,15 @@ class ShardSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveDelayed:
+    """A file of this version's checkpoint can't be written now. It is tried again, until a newer one waits."""
+
+    worker: WorkerId
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsWritten:
     worker: WorkerId
     version: int
@@ -223,6 +237,16 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """An agent was told that its node goes away in so many seconds. It says so again whenever it introduces itself."""
+
+    slot: int
+    instance: str
+    seconds: float
+    notice: str  # how it was told
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     """Its manifest is in place: by the shell, and version 0 by the worker that computed the initial weights."""
 
@@ -252,11 +276,13 @@ Event: TypeAlias = (
     | StepsDecided
     | Progress
     | ShardSaved
+    | SaveDelayed
     | WeightsWritten
     | WaitingAtGate
     | FaultRequested
     | CannotGoOn
     | Killed
+    | Preempted
     | CheckpointWritten
     | Tick
 )
@@ -318,6 +344,14 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
+class CutAgent:
+    """An injected partition: nothing passes between the agent and the controller, for so many seconds; 0: no more."""
+
+    slot: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ThawAgent:
     """SIGCONT to an agent and its workers, for which it can't do it itself."""
 
@@ -333,6 +367,22 @@ class KillAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptAgent:
+    """Tell an agent that its node goes away in so many seconds: an injected notice."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAgent:
+    """Nothing is held on that node any more: its workers may finish what they write and leave, and the agent with them.
+    Nobody is started there again."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class KillController:
     pass
 
@@ -340,6 +390,14 @@ class KillController:
 @dataclass(frozen=True, slots=True)
 class FreezeController:
     seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailStore:
+    """An injected fault: no manifest can be written for so long."""
+
+    seconds: float
+    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,9 +465,13 @@ Action: TypeAlias = (
     | Freeze
     | Thaw
     | ThawAgent
+    | CutAgent
     | KillAgent
+    | PreemptAgent
+    | ReleaseAgent
     | KillController
     | FreezeController
+    | FailStore
     | KillDriver
     | ToWorker
     | AppendEvent

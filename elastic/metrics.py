@@ -97,6 +97,7 @@ class AgentMetrics(Collector):
             return
         members = [m for m in status["members"] if m["role"] == "member"]
         yield _gauge("everstep_workers", "Workers that train", len(members))
+        yield _gauge("everstep_nodes_leaving", "Nodes told to go and not gone", len(status.get("leaving", ())))
         yield _gauge("everstep_generation", "Version of the membership", status["generation"])
         yield _gauge(
             "everstep_shards_without_backup",

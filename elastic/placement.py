@@ -9,12 +9,15 @@ A shard has an owner and one backup. All choices lower one cost, so they can't g
 Among complete copies a choice costs no byte, so it is made at once. A copy elsewhere costs one shard's state: it is
 begun by naming a second backup to be filled (a *move*), only where it lowers the cost by 64 or more, and a later plan,
 when all three are complete, retires the copy that became superfluous (rule 16).
+
+*Carriers* are about to leave: nothing is placed on them in the end, but until enough of those who stay have been filled
+they hold what they have, as owners where nobody else can.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import permutations
 from typing import TypeAlias
 
@@ -34,14 +37,34 @@ def place_shards(
     nodes: Mapping[WorkerId, int],
     complete: Sequence[set[WorkerId]],
     before: Sequence[ShardPlan] | None,
+    carriers: Set[WorkerId] = frozenset(),
 ) -> tuple[ShardPlan, ...]:
     """One ``ShardPlan`` per shard. ``complete[s]``: who has a complete copy of shard s (never empty)."""
+    there = [copies.intersection(workers) for copies in complete]
     if len(workers) == 1:
-        return tuple(ShardPlan(workers[0], ()) for _ in complete)
-    placement = _Placement(workers, nodes, complete, before)
-    placement.fill()
-    placement.improve()
-    return placement.with_moves()
+        placed = tuple(ShardPlan(workers[0], (), () if copies else (workers[0],)) for copies in there)
+    else:
+        placement = _Placement(workers, nodes, there, before)
+        placement.fill()
+        placement.improve()
+        placed = placement.plans() if carriers else placement.with_moves()
+    if not carriers:
+        return placed
+    return tuple(
+        carried(placed[shard], there[shard], carriers & complete[shard], before[shard] if before else None)
+        for shard in range(len(placed))
+    )
+
+
+def carried(wanted: ShardPlan, there: Set[WorkerId], carriers: Set[WorkerId], before: ShardPlan | None) -> ShardPlan:
+    """The same with those who leave in the roles that nobody who stays can fill yet."""
+    named = (wanted.owner, *wanted.backups)
+    if not carriers or (len(named) > 1 and there >= set(named)):
+        return wanted
+    first, *rest = sorted(carriers, key=lambda w: (before is None or w != before.owner, w))
+    if wanted.owner in there:
+        return ShardPlan(wanted.owner, (first, *wanted.backups), wanted.fill)
+    return ShardPlan(first, (*rest[:1], *named), named)
 
 
 class _Placement:
@@ -59,8 +82,12 @@ class _Placement:
         self.together: Counter[Pair] = Counter()
         self.pairs: dict[int, Pair] = {}  # shards with two copies named
         self.alone: dict[int, WorkerId] = {}  # shards whose backup is still to be found
+        self.adrift: list[int] = []  # shards that only carriers have
         wanted = [s.owner for s in before] if before is not None else list(spread(len(complete), workers))
         for shard, copies in enumerate(complete):
+            if not copies:
+                self.adrift.append(shard)
+                continue
             self.begin(shard, copies, wanted[shard], before[shard].backups if before is not None else ())
 
     def begin(self, shard: int, copies: set[WorkerId], owner: WorkerId, backups: tuple[WorkerId, ...]) -> None:
@@ -114,6 +141,8 @@ class _Placement:
             for shard, own in self.pairs.items():
                 if own[1] in self.complete[shard]:
                     choices = list(permutations(sorted(self.complete[shard]), 2))
+                elif not self.complete[shard]:
+                    choices = list(permutations(self.workers, 2))
                 else:  # the only complete copy owns it; anybody may be filled
                     choices = [(own[0], w) for w in self.workers if w != own[0]]
                 if (pair := self.better(shard, choices)) is not None:
@@ -121,12 +150,17 @@ class _Placement:
                     improved = True
 
     def fill(self) -> None:
-        """A backup for every shard that has but one copy."""
+        """A backup for every shard that has but one copy, and both for one that has none here."""
         for shard, owner in sorted(self.alone.items()):
             self.count((owner,), -1)
             choices = [(owner, w) for w in self.workers if w != owner]
             self.name(shard, min(choices, key=lambda pair: (self.cost_of(pair), pair)))
         self.alone.clear()
+        for shard in self.adrift:
+            self.name(shard, min(permutations(self.workers, 2), key=lambda pair: (self.cost_of(pair), pair)))
+
+    def plans(self) -> tuple[ShardPlan, ...]:
+        return tuple(self.plan(shard, self.pairs[shard], None) for shard in range(len(self.pairs)))
 
     def with_moves(self) -> tuple[ShardPlan, ...]:
         """The plan of what is named now, and a second backup where a copy is worth moving: one move per shard."""

@@ -38,6 +38,18 @@ class Order:
     checkpoint: int  # the newest complete checkpoint's version
     stop_now: bool = False  # end at the version the plan goes on from
     history: tuple[Figures, ...] = ()  # of the last committed steps before the checkpoint
+    leaving: frozenset[WorkerId] = frozenset()  # whose nodes go away: they are to hold nothing in the end
+    min_workers: int = 1
+    held: frozenset[int] = frozenset()  # steps that nobody begins yet
+
+    def staying(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
+        """Those who get the pieces: all but who leaves, unless too few would stay."""
+        stays = sorted(set(workers) - self.leaving)
+        return stays if len(stays) >= self.min_workers else sorted(workers)
+
+    def parks(self, workers: Iterable[WorkerId]) -> bool:
+        """Too few stay to go on: what is known goes to a checkpoint at the next step boundary."""
+        return not self.leaving.isdisjoint(workers) and len(set(workers) - self.leaving) < self.min_workers
 
 
 def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
@@ -50,20 +62,36 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     ]
     if newest is None or not counting or not all(complete):
         return start_plan(order, reports)
-    workers, attempts = sorted(reports), gather(newest, counting, version, reports)
+    staying, attempts = order.staying(reports), gather(newest, counting, version, reports)
+    ranks_now = assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}, attempts)
+    needed = {*staying, *ranks_now} if handed_over(complete, staying) else reports.keys()
+    workers = sorted(needed)
     return Plan(
         ballot=order.ballot,
         members=tuple(member(w, reports[w], w in counting, version, order.nodes) for w in workers),
         version=version,
         certificate=certificate_before(version, [reports[w] for w in sorted(counting)]),
         checkpoint=None,
-        shards=place_shards(workers, order.nodes, complete, newest.shards),
-        ranks_now=assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}, attempts),
-        ranks_next=spread(order.logical_ranks, workers),
-        stop_at=version if order.stop_now else max(order.stop_at, version),
+        shards=place_shards(staying, order.nodes, complete, newest.shards, needed - set(staying)),
+        ranks_now=ranks_now,
+        ranks_next=spread(order.logical_ranks, staying),
+        stop_at=stop_at(order, version, int(version not in order.held) if order.parks(reports) else None),
         attempts=attempts,
         history=next(reports[w].history for w in sorted(counting) if reports[w].reached == version),
     )
+
+
+def handed_over(complete: Iterable[set[WorkerId]], staying: Sequence[WorkerId]) -> bool:
+    """Whether those who stay have all copies that there are to be, so that the others may go (rule 16)."""
+    return all(len(copies.intersection(staying)) >= min(2, len(staying)) for copies in complete)
+
+
+def stop_at(order: Order, version: int, steps_left: int | None) -> int:
+    """Who parks ends the step that it has begun, so that nothing of it is computed again."""
+    last = max(order.stop_at, version)
+    if order.stop_now:
+        return version
+    return last if steps_left is None else min(last, version + steps_left)
 
 
 def attempts_told(reports: Mapping[WorkerId, Report]) -> tuple[int, tuple[Attempt, ...], bool]:
@@ -118,7 +146,7 @@ def certificate_before(version: int, counting: Sequence[Report]) -> Certificate:
 
 def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     """Start, or roll back to, the newest checkpoint: everyone takes everything from the store (rule 17)."""
-    workers, version = sorted(reports), order.checkpoint
+    workers, version = order.staying(reports), order.checkpoint
     ranks = spread(order.logical_ranks, workers)
     return Plan(
         ballot=order.ballot,
@@ -129,7 +157,7 @@ def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         shards=place_shards(workers, order.nodes, [set(workers)] * order.shards, None),
         ranks_now=ranks,
         ranks_next=ranks,
-        stop_at=version if order.stop_now else max(order.stop_at, version),
+        stop_at=stop_at(order, version, 0 if order.parks(reports) else None),
         history=order.history,
     )
 
@@ -142,12 +170,14 @@ def assign_now(
     attempts: tuple[Attempt, ...],
 ) -> tuple[WorkerId, ...]:
     """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out.
-    But of a new attempt nothing is computed, and others compute it."""
+    Whoever leaves ends what it has begun, and is given nothing. Of a new attempt nothing is computed, and others do.
+    """
     if len(attempts) > len(attempts_at(newest, version)):
-        return other_workers(attempts, sorted(order.nodes))
+        return other_workers(attempts, order.staying(order.nodes))
     at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
+    staying = order.staying(counting)
     if not at_version:
-        return spread(order.logical_ranks, sorted(order.nodes))
+        return spread(order.logical_ranks, order.staying(order.nodes))
     owner: dict[int, WorkerId] = {}
     for worker, report in at_version.items():
         if attempts_at(report.plan, version) != attempts:
@@ -157,14 +187,16 @@ def assign_now(
                 owner.update(dict.fromkeys(range(low, high), worker))
     owed = dict.fromkeys(counting, 0)
     before = newest.ranks_now if newest.version == version else newest.ranks_next
+    takers = [w for w in staying if w in at_version] or sorted(at_version)
     for rank, worker in enumerate(before):
-        if rank not in owner and worker in counting:
+        begun = version not in order.held or worker in staying
+        if rank not in owner and worker in counting and begun:
             owner[rank] = worker
             owed[worker] += 1
     for rank in range(order.logical_ranks):
         if rank not in owner:
             had = {attempt.workers[rank] for attempt in attempts}
-            worker = min(at_version, key=lambda w: (w in had, owed[w], w))
+            worker = min(takers, key=lambda w: (w in had, owed[w], w))
             owner[rank] = worker
             owed[worker] += 1
     return tuple(owner[rank] for rank in range(order.logical_ranks))

@@ -35,6 +35,7 @@ class Worker:
     optimizer_bytes: int = 0
     progress: tuple[int, int] = (-1, 0)  # (step, micro-batches of it computed)
     computed: int = 0  # micro-batches in its life
+    unreached: frozenset[WorkerId] = frozenset()  # peers that it has no link to
 
     @property
     def alive(self) -> bool:
@@ -48,6 +49,7 @@ class Node:
     instance: str
     host: str = ""
     alive: bool = True
+    leaving: bool = False  # it has been told to go: nothing new is put there
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Roster:
         if number < 0:
             number, self.next_node = self.next_node, self.next_node + 1
         node = self.nodes[number] = Node(number, slot, instance, host)
-        return node, first or [self.new_worker_id() for _ in range(max(0, self.wanted() - len(self.living())))]
+        return node, first or [self.new_worker_id() for _ in range(max(0, self.wanted() - len(self.staying())))]
 
     def superseded(self, slot: int, instance: str) -> bool:
         """Whether a later life of the agent in this slot is known to be there."""
@@ -127,14 +129,14 @@ class Roster:
     # --- questions ------------------------------------------------------------------------------------------
 
     def wanted(self) -> int:
-        """How many workers the living nodes should run, standbys included."""
+        """How many workers the nodes that stay should run, standbys included."""
         return self.living_nodes() * self.workers_per_node + self.standbys
 
     def wanting(self) -> Node | None:
         """The node with the fewest workers, if there are too few in all; those reserved are about to come."""
         coming = sum(len(workers) - self.workers_per_node for _, workers in self.reserved.values())
-        nodes = [node for node in self.nodes.values() if node.alive]
-        if not nodes or len(self.living()) + coming >= self.wanted():
+        nodes = [node for node in self.nodes.values() if node.alive and not node.leaving]
+        if not nodes or len(self.staying()) + coming >= self.wanted():
             return None
         load = Counter(worker.node for worker in self.living())
         return min(nodes, key=lambda node: (load[node.id], node.id))
@@ -144,7 +146,17 @@ class Roster:
         return self.slots | {node.slot for node in self.nodes.values() if node.alive}
 
     def living_nodes(self) -> int:
-        return sum(n.alive for n in self.nodes.values())
+        """Those that stay."""
+        return sum(n.alive and not n.leaving for n in self.nodes.values())
+
+    def leaving_nodes(self) -> list[Node]:
+        """Told to go, and still there."""
+        return [n for n in self.nodes.values() if n.alive and n.leaving]
+
+    def leaves(self, worker: WorkerId) -> bool:
+        """Whether its node has been told to go."""
+        known = self.workers.get(worker)
+        return known is not None and self.nodes[known.node].leaving
 
     def node_in(self, slot: int) -> Node | None:
         return next((n for n in self.nodes.values() if n.slot == slot and n.alive), None)
@@ -155,6 +167,9 @@ class Roster:
 
     def living(self) -> list[Worker]:
         return [w for w in self.workers.values() if w.alive]
+
+    def staying(self) -> list[Worker]:
+        return [w for w in self.living() if not self.nodes[w.node].leaving]
 
     def ready(self) -> list[Worker]:
         return sorted((w for w in self.workers.values() if w.state is WorkerState.READY), key=lambda w: w.id)
@@ -171,14 +186,17 @@ class Roster:
             "slots": sorted(self.slots),
             "first": list(self.first),
             "reserved": [[slot, node, list(workers)] for slot, (node, workers) in sorted(self.reserved.items())],
-            "nodes": [[n.id, n.slot, n.instance, n.alive] for n in self.nodes.values()],
+            "nodes": [[n.id, n.slot, n.instance, n.alive, n.leaving] for n in self.nodes.values()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.next_worker, self.next_node = state["next_worker"], state["next_node"]
         self.slots, self.first = set(state["slots"]), list(state["first"])
         self.reserved = {slot: (node, list(workers)) for slot, node, workers in state["reserved"]}
-        self.nodes = {n: Node(n, slot, instance, alive=alive) for n, slot, instance, alive in state["nodes"]}
+        self.nodes = {
+            n: Node(n, slot, instance, alive=alive, leaving=leaving)
+            for n, slot, instance, alive, leaving in state["nodes"]
+        }
 
 
 def difference(reference: WorkerInfo, info: WorkerInfo) -> str:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from dataloader.errors import EverstepError, InternalError
+from dataloader.errors import EverstepError, HostError, InternalError
 from elastic import messages as m
 from elastic.config import JobConfig
 from elastic.controller_state import ControllerFacts
 from elastic.durable import write_state
 from elastic.messages import Action, Event
+from elastic.policy import Policy
 from elastic.record_lines import read_events, read_ledger
 from elastic.records import EventLog, Ledger
 from elastic.rundir import RunDirectory, write_atomic
@@ -33,11 +34,12 @@ from elastic.wire import Plain, action_to_plain
 from runtime.checkpoint.catalogue import commit, newest
 from runtime.checkpoint.manifest import Manifest, ShardEntry
 from runtime.checkpoint.retention import prune
-from runtime.checkpoint.store import LocalStore
+from runtime.checkpoint.store import LocalStore, may_pass
 from runtime.guard import GuardRules
 from runtime.protocol import Figures
 
 STATUS_PERIOD_SECONDS = 0.2
+RETRY_SECONDS = 0.5  # of a manifest that could not be written
 
 LedgerFigures = Callable[[int, int], tuple[Figures, ...]]
 
@@ -63,6 +65,7 @@ class Reach(Protocol):
         """The moment of the kill; None if there is nothing to kill."""
 
     def thaw_agent(self, slot: int) -> None: ...
+    def release_agent(self, slot: int) -> None: ...
     def kill_controller(self) -> None: ...
     def freeze_controller(self, seconds: float | None) -> None: ...
     def kill_driver(self) -> None: ...
@@ -92,6 +95,7 @@ class Shell:
         self._manifest: Manifest | None = whole
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="manifest")
         self._waiting_manifests: list[m.WriteManifest] = []
+        self._failing: tuple[float, str] = (0.0, "")  # injected: until when no manifest can be written, and how
         self._outgoing: dict[int, list[Plain]] = {}
         self._follow_ups: deque[Event] = deque()
         self._status_wanted = False
@@ -160,6 +164,8 @@ class Shell:
                     | m.KillWorker(slot)
                     | m.Freeze(slot)
                     | m.Thaw(slot)
+                    | m.PreemptAgent(slot)
+                    | m.CutAgent(slot)
                     | m.ToWorker(slot)
                 ):
                     self._outgoing.setdefault(slot, []).append(action_to_plain(action))
@@ -192,7 +198,9 @@ class Shell:
                 self._write_ripe_manifests()
             case m.PruneCheckpoints():
                 prune_old = functools.partial(prune, self._store, self.job.checkpoint.keep)
-                self._writer.submit(self._write, "pruning checkpoints", prune_old)  # never between data and manifest
+                self._writer.submit(
+                    self._write, -1, "pruning checkpoints", prune_old
+                )  # never between data and manifest
             case m.StartAgent(slot):
                 self._reach.start_agent(slot)
             case m.KillAgent(slot, again):
@@ -201,11 +209,15 @@ class Shell:
                     self._follow_ups.append(m.Killed(-1, moment, slot))
             case m.ThawAgent(slot):
                 self._reach.thaw_agent(slot)
+            case m.ReleaseAgent(slot):
+                self._reach.release_agent(slot)
             case m.KillController():
                 self._publish(force=True)
                 self._reach.kill_controller()
             case m.FreezeController(seconds):
                 self._reach.freeze_controller(seconds)
+            case m.FailStore(seconds, how):
+                self._failing = (time.monotonic() + seconds, how)
             case m.KillDriver():
                 self._reach.kill_driver()
             case m.End(state, reason):
@@ -241,9 +253,12 @@ class Shell:
         self._waiting_manifests = [w for w in self._waiting_manifests if w.version > self._ledger.next_step]
         for wanted in ripe:
             publish = functools.partial(self._write_manifest, wanted)
-            self._writer.submit(self._write, f"checkpoint of version {wanted.version}", publish)
+            self._writer.submit(self._write, wanted.version, f"checkpoint of version {wanted.version}", publish)
 
     def _write_manifest(self, wanted: m.WriteManifest) -> None:
+        until, how = self._failing
+        if time.monotonic() < until:
+            raise HostError(f"{self.run.checkpoints}: can't be written: {how} (injected)") from OSError(how)
         self._ledger.sync()
         before = self._manifest = self._manifest or newest(self._store)
         if before is None:
@@ -252,10 +267,18 @@ class Shell:
         commit(self._store, before.model_copy(update={"version": wanted.version, "shards": entries}))
         self.handle(m.CheckpointWritten(wanted.version))
 
-    def _write(self, what: str, work: Callable[[], object]) -> None:
-        """On the writer's thread: what goes wrong there ends the job too."""
+    def _write(self, version: int, what: str, work: Callable[[], object]) -> None:
+        """On the writer's thread: what goes wrong there ends the job too, but a disk that is full is waited for."""
         try:
-            work()
+            while self.end is None:
+                try:
+                    work()
+                    return
+                except HostError as error:
+                    if not may_pass(error):
+                        raise
+                    self.handle(m.SaveDelayed(-1, version, str(error)))
+                time.sleep(RETRY_SECONDS)
         except EverstepError as error:
             self.fail(str(error))
         except Exception as error:  # a thread's edge
@@ -322,6 +345,7 @@ def controller_facts(job: JobConfig) -> ControllerFacts:
         steps=train.steps,
         micro_batches_per_rank=train.micro_batches_per_rank,
         faults=job.faults,
+        policy=Policy(**job.policy.model_dump()),
         global_batch=train.global_batch,
         guard=GuardRules(**job.guard.model_dump()),
     )

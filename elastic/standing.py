@@ -18,6 +18,7 @@ def standing(controller: Controller) -> dict[str, Any]:
         "step": step,
         "steps": controller.facts.steps,
         "generation": generation,
+        "leaving": [node.id for node in controller.roster.leaving_nodes()],
         "members": [member(controller, w) for w in controller.roster if w.alive],
         "incarnation": ballots.incarnation,
         "last": dict(controller.last_step),
@@ -48,6 +49,8 @@ def state(controller: Controller) -> str:
 def member(controller: Controller, worker: Worker) -> dict[str, Any]:
     plan = controller.ballots.plan
     role = "member" if worker.id in controller.ballots.members else "standby"
+    if worker.id in controller.cut_off():
+        role = "cut off"
     return {
         "id": worker.id,
         "node": worker.node,

@@ -26,9 +26,14 @@ STYLES = {
     "recovery": "bold green",
     "member_joined": "green",
     "member_left": "yellow",
+    "preempted": "bold yellow",
+    "departure": "bold green",
+    "waiting": "bold yellow",
     "plan": "cyan",
     "standby": "dim",
+    "cut_off": "yellow",
     "checkpoint": "blue",
+    "save_failed": "red",
     "run_ended": "bold",
 }
 
@@ -41,6 +46,7 @@ class RunView:
         self.done_steps = 0
         self.last: Mapping[str, Any] = {}
         self.members: Sequence[Mapping[str, Any]] = ()
+        self.leaving: Sequence[Any] = ()  # nodes
         self.state = "starting"
         self.generation: int | None = None
         self.ended: Mapping[str, Any] | None = None
@@ -68,6 +74,8 @@ class RunView:
         """The contents of status.json."""
         members = status.get("members")
         self.members = [m for m in members if isinstance(m, dict)] if isinstance(members, list) else ()
+        leaving = status.get("leaving")
+        self.leaving = leaving if isinstance(leaving, list) else ()
         self.state = str(status.get("state", self.state))
         self.generation = status.get("generation", self.generation)
 
@@ -103,6 +111,7 @@ class RunView:
         if self.generation is not None:
             parts.append(f"generation {self.generation}")
         parts.append(counted(self.faults, "fault"))
+        parts += [f"node {node} leaves" for node in self.leaving]
         return parts
 
 
@@ -150,6 +159,11 @@ def event_line(event: Mapping[str, Any]) -> str:
     words = f"{clock(event)}  {kind.replace('_', ' ')}"
     if kind == "recovery":
         return f"{words} in step {event.get('step', '?')}: {_recovery(event)}"
+    if kind == "preempted":
+        seconds = _number(event.get("seconds"))
+        return f"{words} at step {event.get('step', '?')}: node {event.get('node', '?')} goes away in {seconds:.0f} s"
+    if kind == "departure":
+        return f"{words} at step {event.get('step', '?')}: {_departure(event)}"
     if kind == "run_ended":
         reason, faults = event.get("reason"), event.get("faults")
         how_many = f"; {counted(faults, 'fault')}" if isinstance(faults, int) else ""
@@ -175,6 +189,16 @@ def _recovery(event: Mapping[str, Any]) -> str:
         else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _departure(event: Mapping[str, Any]) -> str:
+    within = f"{_number(event.get('seconds')):.1f} of {_number(event.get('deadline_seconds')):.0f} s"
+    if not event.get("handed_over"):
+        return f"node {event.get('node', '?')} is gone after {within}, before all was handed over"
+    left = event.get("checkpoint")
+    how = "all handed over" if left is None else f"all left in the checkpoint of version {left}"
+    again, moved = event.get("recomputed", 0), _size(_number(event.get("bytes_moved")))
+    return f"node {event.get('node', '?')} left after {within}, {how}, {again} micro-batches recomputed, {moved} moved"
 
 
 def event_text(event: Mapping[str, Any]) -> Text:

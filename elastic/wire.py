@@ -18,7 +18,9 @@ from elastic.messages import Event
 from runtime.protocol import Ballot, record_from_plain, report_from_plain, to_plain
 
 Plain: TypeAlias = dict[str, Any]
-AgentAction: TypeAlias = m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.ToWorker
+AgentAction: TypeAlias = (
+    m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.CutAgent | m.PreemptAgent | m.ToWorker
+)
 
 # What a worker may say. Its agent adds "worker" to those that have the field and leave it away.
 WORKER_KINDS = frozenset(
@@ -36,13 +38,14 @@ WORKER_KINDS = frozenset(
         "StepsDecided",
         "Progress",
         "ShardSaved",
+        "SaveDelayed",
         "WeightsWritten",
         "WaitingAtGate",
         "CheckpointWritten",
     }
 )
 # Events that nobody says again: an agent keeps them until the controller has them.
-KEPT_KINDS = frozenset({"WorkerUp", "WorkerLinked", "WorkerExited", "WorkerFailed", "Killed"})
+KEPT_KINDS = frozenset({"WorkerUp", "WorkerLinked", "WorkerExited", "WorkerFailed", "Killed", "Preempted"})
 # Events that bear waiting for company: no decision that somebody stands still for hangs on them.
 PATIENT_KINDS = frozenset({"AgentBeat", "Progress", "StepsDecided", "ShardFilled", "Recomputed", "WorkerLinked"})
 
@@ -66,14 +69,26 @@ _EVENTS: dict[str, type[Any]] = {
         m.StepsDecided,
         m.Progress,
         m.ShardSaved,
+        m.SaveDelayed,
         m.WeightsWritten,
         m.WaitingAtGate,
         m.Killed,
+        m.Preempted,
         m.CheckpointWritten,
     )
 }
 _AGENT_ACTIONS: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (m.WelcomeAgent, m.StartWorker, m.KillWorker, m.Freeze, m.Thaw, m.ToWorker)
+    cls.__name__: cls
+    for cls in (
+        m.WelcomeAgent,
+        m.StartWorker,
+        m.KillWorker,
+        m.Freeze,
+        m.Thaw,
+        m.CutAgent,
+        m.PreemptAgent,
+        m.ToWorker,
+    )
 }
 
 
@@ -94,6 +109,7 @@ _FIELDS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("AgentUp", "starting"): tuple,
     ("AgentUp", "exited"): lambda v: tuple(m.Exit(**e) for e in v),
     ("WorkerUp", "info"): worker_info,
+    ("WorkerLinked", "unreached"): tuple,
     ("Reported", "report"): report_from_plain,
     ("PlanInstalled", "ballot"): _ballot,
     ("Resumed", "ballot"): _ballot,

@@ -17,7 +17,6 @@ ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long i
 BEAT_PERIOD_SECONDS = 0.5  # of agents; so often their silence is looked for
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
-DEATHS_IN_PLACE = 4  # times as many workers as the job has, dying at one step, are no accident
 AGENTS_IN_PLACE = 6  # times as many agents as the job has nodes, coming while no step is decided
 FAILED_STARTS = 3  # workers in a row that die before they are up, with no member that goes on
 LONGEST_BACKOFF_SECONDS = 60.0  # before another is started after such a one
@@ -74,10 +73,12 @@ class Workforce(ControllerState):
 
     def finish_faults(self, node: Node) -> None:
         """What an earlier controller recorded and may not have done: its targets are still here."""
-        if node.slot not in self.roster.slots:  # sent away
+        if node.slot not in self.roster.slots and not node.leaving:  # sent away
             self.act(m.KillAgent(node.slot, again=False))
         elif self.schedule.take_over(FaultKind.KILL_AGENT, node.id, self.ballots.incarnation):
             self.act(m.KillAgent(node.slot, again=True))
+        elif (notice := self.schedule.take_over(FaultKind.PREEMPT_NODE, node.id, self.ballots.incarnation)) is not None:
+            self.act(m.PreemptAgent(node.slot, notice.seconds or 0.0))
         for worker in [w for w in self.roster.living() if w.node == node.id]:
             if self.schedule.take_over(FaultKind.KILL_WORKER, worker.id, self.ballots.incarnation):
                 self.act(m.KillWorker(node.slot, worker.id, fault=True))
@@ -105,14 +106,17 @@ class Workforce(ControllerState):
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
         node = self.roster.node_in(slot)
-        self.agents.forget(node.instance if node is not None and not instance else instance)
         if node is not None and instance in ("", node.instance):
-            for worker in self.roster.node_down(node.id):
-                self.gone(worker, f"node {node.id} is gone", time, "agent")
-            self.gone_unseen()
-            self.act(m.PublishStatus())
+            self.node_lost(node, f"node {node.id} is gone", time, "agent")
         if instance == "" and slot in self.roster.slots:
             self.act(m.StartAgent(slot))
+
+    def node_lost(self, node: Node, why: str, time: float, notice: str) -> None:
+        self.agents.forget(node.instance)
+        for worker in self.roster.node_down(node.id):
+            self.gone(worker, why, time, notice)
+        self.gone_unseen()
+        self.act(m.PublishStatus())
 
     def agent_beat(self, slot: int, instance: str) -> None:
         node = self.roster.node_in(slot)
@@ -129,9 +133,9 @@ class Workforce(ControllerState):
             node = next((n for n in self.roster.nodes.values() if n.alive and n.instance == instance), None)
             self.agents.forget(instance)
             if node is not None:
-                self.act(m.AppendEvent("agent_silent", {"node": node.id, "seconds": AGENT_SILENT_SECONDS}))
                 self.act(m.KillAgent(node.slot, again=True))
-                self.agent_down(node.slot, instance, self.wall())
+                why = f"the agent of node {node.id} has been silent for {AGENT_SILENT_SECONDS:.0f} s"
+                self.node_lost(node, why, self.wall(), "silent")
 
     def worker_up(self, info: m.WorkerInfo) -> None:
         worker = self.roster.workers.get(info.worker)
@@ -171,18 +175,34 @@ class Workforce(ControllerState):
         for worker in peers:
             self.to_worker(worker, message)
 
-    def worker_linked(self, worker: WorkerId) -> None:
+    def worker_linked(self, worker: WorkerId, unreached: frozenset[WorkerId]) -> None:
         known = self.roster.workers.get(worker)
-        if known is not None and known.state is WorkerState.UP:
+        if known is None or not known.alive or (known.state is WorkerState.READY and known.unreached == unreached):
+            return
+        was_cut_off = worker in self.cut_off()
+        known.unreached = unreached
+        if known.state is WorkerState.UP:
             known.state = WorkerState.READY
-            self.join_at = self.now + JOIN_DELAY_SECONDS
-            self.act(m.Wake(JOIN_DELAY_SECONDS))
-            self.act(m.PublishStatus())
+        if worker in self.cut_off() and not was_cut_off:
+            members = ", ".join(map(str, sorted(unreached & self.ballots.members)))
+            self.act(m.AppendEvent("cut_off", {"worker": worker, "reason": f"it can't reach {members}, so it waits"}))
+        self.join_at = self.now + JOIN_DELAY_SECONDS
+        self.act(m.Wake(JOIN_DELAY_SECONDS))
+        self.act(m.PublishStatus())
+
+    def cut_off(self) -> set[WorkerId]:
+        """Who can't join, as it has no link to a member that lives and that nobody suspects."""
+        there = {w for w in self.ballots.members if self.roster.lives(w)} - self.suspects.all()
+        return {w.id for w in self.roster.ready() if w.id not in self.ballots.members and w.unreached & there}
 
     def worker_gone(self, worker: WorkerId, reason: str, time: float, notice: str) -> None:
         if not self.roster.lives(worker):
             return
         known, reason = self.roster.workers[worker], self.last_words.pop(worker, reason)
+        if self.roster.leaves(worker):  # it may be its turn to go
+            known.state = WorkerState.DEAD
+            self.gone(worker, reason, time, notice)
+            return
         if known.state is WorkerState.STARTING and not self.costs.is_killed(worker):
             self.failed_starts += 1
             self.start_after = self.now + min(LONGEST_BACKOFF_SECONDS, 0.25 * 4.0**self.failed_starts)
@@ -208,7 +228,7 @@ class Workforce(ControllerState):
     def refuse_endless(self, worker: WorkerId, reason: str) -> None:
         """A job whose every worker dies at the same step would begin it again for ever."""
         self.deaths_in_place += not self.costs.is_killed(worker)
-        if self.deaths_in_place >= DEATHS_IN_PLACE * (self.target() + self.facts.standbys):
+        if self.deaths_in_place >= self.facts.policy.restarts * (self.target() + self.facts.standbys):
             deaths, step = self.deaths_in_place, self.chronicle.ledger_next
             self.end("failed", f"{deaths} workers died in step {step}, the last of them, worker {worker}, by {reason}")
 
@@ -232,28 +252,39 @@ class Workforce(ControllerState):
         """Fenced: dead for good. Its work is given away only now (rule 11)."""
         if self.initialising == worker:
             self.initialising = None
-        self.suspects.clear(worker)
+        self.suspects.forget(worker)
         if self.ballots.died(worker):
             self.notice(worker, time, notice)
             self.costs.lost(worker)
             self.cause = self.cause or f"worker {worker} died"
+            self.respond(worker, notice)
         if worker in self.ballots.members:
             self.act(m.AppendEvent("member_left", {"worker": worker, "reason": reason}))
+
+    def respond(self, worker: WorkerId, notice: str) -> None:
+        """As the job file's policy wants it."""
+        name, response = self.facts.policy.lost(notice)
+        if response == "redistribute":
+            self.redistributing = True
+        elif response == "stop" and not self.stop_requested:
+            self.stop_requested = True
+            self.stop_reason = f"worker {worker} was lost, and policy.{name} is stop"
 
     def notice(self, worker: WorkerId, time: float, how: str) -> None:
         if self.costs.notice(worker, time):
             self.act(m.AppendEvent("fault_detected", {"worker": worker, "notice": how}))
 
-    def link_lost(self, worker: WorkerId, peer: WorkerId, time: float) -> None:
+    def link_lost(self, worker: WorkerId, peer: WorkerId, time: float, dialled: bool = False) -> None:
         self.costs.seen_too(peer, time)
         if not (self.roster.lives(peer) and {worker, peer} <= self.ballots.members):
             return
-        culprit = self.suspects.lost(worker, peer, self.now)
+        culprit = self.suspects.lost(worker, peer, self.now, dialled)
         self.notice(peer, time, "link")
         self.cause = self.cause or f"workers {worker} and {peer} lost their link"
         self.act(m.Wake(GRACE_SECONDS))
         if culprit is not None and self.roster.lives(culprit):
-            self.evict(culprit, f"its link to worker {min(worker, peer)} breaks again and again")
+            others = ", ".join(map(str, self.suspects.broken(culprit)))
+            self.evict(culprit, f"its links to {others} break again and again")
 
     def evict_the_gone(self) -> None:
         asking = self.ballots.asking
@@ -279,11 +310,14 @@ class Workforce(ControllerState):
     def joiners(self) -> list[WorkerId]:
         """Ready workers that the job wants as members: the oldest first. The rest are standbys.
 
-        A suspect counts as leaving here, so that a standby takes its place in the same ballot.
+        A suspect counts as leaving here, and so does who is told to go: a standby takes its place in the same ballot.
         """
-        ready = [w.id for w in self.roster.ready()]
+        ready = [w.id for w in self.roster.ready() if not self.roster.leaves(w.id)]
         staying = (self.ballots.members & set(ready)) - self.suspects.all()
-        return [w for w in ready if w not in self.ballots.members][: max(0, self.target() - len(staying))]
+        if self.redistributing and self.enough(staying):
+            return []
+        could = self.ballots.members | self.cut_off()
+        return [w for w in ready if w not in could][: max(0, self.target() - len(staying))]
 
     def enough(self, workers: set[WorkerId]) -> bool:
         """To go on. To stop with a checkpoint, one will do."""

@@ -1,4 +1,4 @@
-"""The job file's sections that a worker reads: train, model, optimizer, schedule, checkpoint.
+"""The job file's sections that a worker reads: train, model, optimizer, schedule, checkpoint, links.
 
 Values only, checked once and frozen. A message names the field and the cure; whoever loads the job file puts
 the section's name in front. Batches are counted in samples, lengths in tokens.
@@ -159,6 +159,14 @@ class GuardConfig(Section):
     spike_window: Natural = 0  # committed steps that a spike is measured by; 0: none is looked for
     spike_factor: Annotated[float, Field(gt=0.0)] = 20.0  # usual distances from the median
     compare_every: Natural = 1  # steps between comparisons of what workers hold with what they should; 0: none
+
+
+class LinksConfig(Section):
+    """Links between workers."""
+
+    # Without a sign of life from the peer's host a link is lost after so long. A busy or stopped process still has one,
+    # but when its buffers are full perhaps no other than the kernel's keep-alive, once a second.
+    silence_seconds: Annotated[float, Field(ge=1.2, le=60.0)] = 1.5
 
 
 def _around(value: int, unit: int) -> list[int]:

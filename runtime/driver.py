@@ -19,10 +19,11 @@ from typing import Any
 
 from dataloader.errors import InternalError
 from runtime import actions as a
+from runtime.comm import impaired
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, MicroBatchDone
-from runtime.injected import Armed, point_of
+from runtime.injected import STORE_FAILURES, Armed, point_of
 from runtime.phases import StepClock
 from runtime.protocol import (
     NO_BALLOT,
@@ -36,13 +37,14 @@ from runtime.protocol import (
     to_plain,
 )
 from runtime.sabotage import Sabotage
-from runtime.saving import Saved, Saver
+from runtime.saving import Delayed, Saved, Saver
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
 from runtime.thawing import thaw_later
 
 BEAT_SECONDS = 0.1  # at least so often the agent hears that this thread lives
 REDIAL_SECONDS = 0.2
+REDIAL_WAITING_SECONDS = 0.5  # by who is no member yet, or has been cut off
 
 
 class Driver:
@@ -60,6 +62,8 @@ class Driver:
         self.compute, self.saver = compute, saver
         self.addresses: dict[WorkerId, tuple[str, int]] = {}
         self.linking: set[WorkerId] | None = None  # older peers not tried yet, until the first round is over
+        self.tried_once: set[WorkerId] = set()  # peers that it should have a link to, as it has dialled or had one
+        self.unreached: tuple[WorkerId, ...] = ()  # as told
         self.queued: dict[WorkerId, list[Frame]] = {}
         self.redial: dict[WorkerId, float] = {}
         self.records: dict[int, StepRecord] = {}  # not acknowledged
@@ -71,6 +75,7 @@ class Driver:
         self.optimizer_bytes = 0
         self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
         self.bytes_moved = 0
+        self.snapshot_bytes: dict[int, int] = {}  # by shard, of those that came
         self.links = total(mesh.counters)  # as of the last plan
         self.handed_over: set[int] = set()
         self.resumed_at = 0.0
@@ -82,8 +87,8 @@ class Driver:
     # --- the loop -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until told to leave, or the agent is gone."""
-        while not self.leaving and self.agent.closed is None:
+        """Until told to leave, when what is being written has been, or the agent is gone."""
+        while not (self.leaving and self.saver.idle) and self.agent.closed is None:
             events = self.mesh.poll(self.patience())
             for event in events:
                 self.on_link(event)
@@ -122,20 +127,29 @@ class Driver:
                 else:
                     if self.armed and frame.kind is FrameKind.SNAPSHOT:
                         self.reach("handover")
+                    if frame.kind is FrameKind.SNAPSHOT:
+                        self.snapshot_bytes[frame.shard] = getattr(frame.payload, "nbytes", 0)
                     self.do(self.tx.on_frame(peer, frame))
             case LinkUp(peer):
                 self.redial.pop(peer, None)
                 for frame in self.queued.pop(peer, []):
                     self.mesh.send(peer, frame)
                 self.tried(peer)
+                self.tell_reach()
             case ConnectFailed(peer):
                 if self.is_member(peer):  # who can't be reached for long has to go, or the step would wait for ever
                     self.redial[peer] = time.monotonic() + REDIAL_SECONDS
-                    self.tell("LinkLost", peer=peer, time=time.time())
+                    self.tell("LinkLost", peer=peer, time=time.time(), dialled=True)
+                elif self.tx.plan is None:
+                    self.redial[peer] = time.monotonic() + REDIAL_WAITING_SECONDS
                 self.tried(peer)
+                self.tell_reach()
             case LinkDown(peer, _, noticed, local):
                 if not local:
                     self.on_link_down(peer, time.time() - (time.monotonic() - noticed))
+                    if self.tx.plan is None:
+                        self.redial[peer] = time.monotonic() + REDIAL_WAITING_SECONDS
+                        self.tell_reach()
 
     def on_link_down(self, peer: WorkerId, wall_time: float) -> None:
         """Told to the agent and to all: nobody may sit out a time-out that somebody else has seen the reason for."""
@@ -152,7 +166,19 @@ class Driver:
     def is_member(self, peer: WorkerId) -> bool:
         return self.tx.plan is not None and self.tx.plan.member(peer) is not None
 
+    def tell_reach(self) -> None:
+        """Whom this worker can't reach though it should: it can't join those. A member tells of lost links instead."""
+        peers = self.mesh.peers()
+        self.tried_once |= peers
+        lacking = (self.tried_once & self.addresses.keys()) - peers
+        if self.tx.plan is not None:
+            lacking &= set(self.unreached)
+        if self.linking is None and lacking != set(self.unreached):
+            self.unreached = tuple(sorted(lacking))
+            self.tell("WorkerLinked", unreached=self.unreached)
+
     def tried(self, peer: WorkerId) -> None:
+        self.tried_once.add(peer)
         if self.linking is not None and peer in self.linking:
             self.linking.discard(peer)
             self.linked_if_all_tried()
@@ -161,6 +187,7 @@ class Driver:
         if self.linking is not None and not self.linking:
             self.linking = None
             self.tell("WorkerLinked")
+            self.tell_reach()
 
     def on_peers(self, peers: list[Any]) -> None:
         """The newer of two dials the older."""
@@ -177,7 +204,8 @@ class Driver:
         now = time.monotonic()
         for peer in [peer for peer, due in self.redial.items() if due <= now]:
             del self.redial[peer]
-            if self.is_member(peer) and peer not in self.mesh.peers() and peer in self.addresses:
+            wanted = self.tx.plan is None or self.is_member(peer)
+            if wanted and peer not in self.mesh.peers() and peer in self.addresses:
                 self.mesh.connect(peer, self.addresses[peer])
 
     def edit_links(self, plan: Plan, before: Plan | None) -> None:
@@ -222,6 +250,7 @@ class Driver:
                 self.saver.initialise()
             case "leave":
                 self.leaving = True
+                self.compute.want(self.tx.step, ())
             case "inject":
                 self.armed.arm(message["fault"])
                 self.reach(None)
@@ -320,7 +349,8 @@ class Driver:
                     self.saver.save(version, shard, snapshot)
             case a.Filled(ballot, shard):
                 held = self.arithmetic.optimizer_bytes()
-                self.tell("ShardFilled", ballot=list(ballot), shard=shard, optimizer_bytes=held)
+                moved = self.snapshot_bytes.pop(shard, 0)
+                self.tell("ShardFilled", ballot=list(ballot), shard=shard, optimizer_bytes=held, bytes_moved=moved)
             case a.AtGate(step):
                 self.tell("WaitingAtGate", step=step)
             case a.Ended(version):
@@ -353,6 +383,12 @@ class Driver:
                     if fault["seconds"] is not None:
                         thaw_later([os.getpid()], fault["seconds"])
                     os.kill(os.getpid(), signal.SIGSTOP)
+                case "disk-full" | "store-down" as kind:
+                    self.saver.fail_for(fault["seconds"], STORE_FAILURES[kind])
+                case "partition-worker" | "partition-node" | "delay-worker":
+                    impaired.inject(self.mesh, fault)
+                case "corrupt-worker" if fault["what"] == "link":
+                    impaired.inject(self.mesh, fault)
                 case "poison" | "corrupt-worker" if fault["what"] != "link":
                     self.sabotage.arm(fault)
                 case other:
@@ -387,7 +423,10 @@ class Driver:
                 milliseconds = (time.monotonic() - self.resumed_at) * 1e3
                 self.tell("Recomputed", ballot=list(self.tx.plan.ballot), milliseconds=milliseconds)
 
-    def on_saved(self, saved: Saved) -> None:
+    def on_saved(self, saved: Saved | Delayed) -> None:
+        if isinstance(saved, Delayed):
+            self.tell("SaveDelayed", version=saved.version, reason=saved.reason)
+            return
         if saved.error is not None:
             raise saved.error
         self.saved.append(saved)

@@ -14,6 +14,7 @@ from runtime.protocol import FrameKind
 
 Plain: TypeAlias = Mapping[str, Any]
 
+STORE_FAILURES = {"disk-full": "no space left on device", "store-down": "the store doesn't answer"}
 _SENT = {
     FrameKind.CONTRIBUTION: "reduce",
     FrameKind.RECORD: "vote",

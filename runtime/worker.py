@@ -33,12 +33,13 @@ from runtime.checkpoint.reader import CheckpointReader
 from runtime.checkpoint.store import LocalStore
 from runtime.checkpoint.writer import write_initial
 from runtime.comm.frames import PAYLOAD_LIMIT_BYTES
+from runtime.comm.impaired import ImpairedMesh
 from runtime.comm.local import Channel, connect_local
 from runtime.comm.loop import Wake, dispatch
 from runtime.comm.tcp import TcpMesh
 from runtime.compute import MicroBatches
 from runtime.compute_thread import ComputeThread
-from runtime.config import CheckpointConfig, ScheduleConfig, TrainConfig
+from runtime.config import CheckpointConfig, LinksConfig, ScheduleConfig, TrainConfig
 from runtime.driver import Driver
 from runtime.guard import GuardRules, Verdict, judge
 from runtime.numerics import numerics_class, pin, probe
@@ -119,7 +120,7 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
     train = TrainConfig.model_validate(job["train"])
     built = build(job, train)
     instance = os.urandom(16)
-    mesh = TcpMesh(setup["worker"], instance=instance, secret=setup["secret"], selector=selector, host=setup["host"])
+    mesh = open_mesh(setup, instance, selector)
     wake = Wake(selector)
     store = LocalStore(run_dir / "checkpoints")
     arithmetic = TensorArithmetic(
@@ -166,6 +167,19 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
     Driver(transaction, arithmetic, mesh, agent, compute, saver, built.micro_batches.sabotage).run()
     mesh.shut()
     wake.close()
+
+
+def open_mesh(setup: Mapping[str, Any], instance: bytes, selector: selectors.BaseSelector) -> ImpairedMesh:
+    links = LinksConfig.model_validate(setup["job"]["links"])
+    tcp = TcpMesh(
+        setup["worker"],
+        instance=instance,
+        secret=setup["secret"],
+        selector=selector,
+        host=setup["host"],
+        silence_seconds=links.silence_seconds,
+    )
+    return ImpairedMesh(tcp, silence_seconds=links.silence_seconds)
 
 
 def build(job: Mapping[str, Any], train: TrainConfig) -> Built:

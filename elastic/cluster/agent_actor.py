@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import ray
 from dataloader.errors import EverstepError
 from elastic import messages as m
 from elastic.agent import Agent, AgentFacts
+from elastic.cluster.drain import draining_seconds
 from elastic.cluster.fate import die_with_raylet
 from elastic.cluster.names import CONTROLLER, log_to
 from elastic.wire import KEPT_KINDS, Plain, event_to_plain
@@ -33,6 +35,8 @@ AGENT_OPTIONS: dict[str, Any] = {
     "concurrency_groups": {"watch": 2, "urgent": 2},
 }
 CHECK_PERIOD_SECONDS = 0.5
+DRAIN_PERIOD_SECONDS = 1.0
+SILENT_SECONDS = 3.0
 
 log = logging.getLogger("everstep.agent")
 
@@ -48,6 +52,7 @@ class Relay:
         self._called = False
         self._calls: list[tuple[Any, list[Plain]]] = []  # with events that must not be lost
         self._last: Any = None  # the newest of any kind
+        self._unanswered: tuple[Any, float] | None = None  # the oldest call that is looked at, and since when
 
     def introduce(self, event: Plain, contact: Plain) -> None:
         node_id = ray.get_runtime_context().get_node_id()
@@ -67,6 +72,7 @@ class Relay:
         lost: list[Plain] = []
         due = not self._call_in(agent)
         while not ended.wait(CHECK_PERIOD_SECONDS):
+            self._say_if_unanswered()
             lost_now, failed = self._sort_calls()
             lost += lost_now
             under_way = self._introduction is None
@@ -90,6 +96,20 @@ class Relay:
             self._calls = [(call, kept) for outcome, call, kept in outcomes if outcome is None] + self._calls
         failed = [kept for outcome, _, kept in outcomes if outcome is False]
         return [event for kept in failed for event in kept], bool(failed)
+
+    def _say_if_unanswered(self) -> None:
+        """A node that is cut off from the controller waits, and says so where people look first."""
+        with self._lock:
+            newest = self._last
+        now = time.monotonic()
+        if self._unanswered is not None and _outcome(self._unanswered[0]) is not None:
+            if now >= self._unanswered[1] + SILENT_SECONDS:
+                log.warning("the controller answers again, after %.0f s", now - self._unanswered[1])
+            self._unanswered = None
+        if self._unanswered is None and newest is not None:
+            self._unanswered = (newest, now)
+        elif self._unanswered is not None and 0 <= now - self._unanswered[1] - SILENT_SECONDS < CHECK_PERIOD_SECONDS:
+            log.warning("the controller has not answered for %.0f s: the workers of this node wait", SILENT_SECONDS)
 
     def _call_in(self, agent: Agent) -> bool:
         """False if there is no controller of that name now."""
@@ -160,7 +180,22 @@ class AgentActor:
             relay.report([event_to_plain(m.WorkerFailed(-1, str(error), True))])
             return
         self._agent.start()
+        self._listen_for_notices(self._agent, facts["job"]["cluster"]["preemption_seconds"])
         threading.Thread(target=relay.look_after, args=(self._agent, self._ended), name="relay", daemon=True).start()
+
+    def _listen_for_notices(self, agent: Agent, usual_seconds: float) -> None:
+        """SIGTERM to this process, instead of what Ray does on one, and a drain of its Ray node. A handler can be set
+        on the main thread only; that is where Ray runs an actor's constructor."""
+        signal.signal(signal.SIGTERM, lambda *_: agent.preempt(usual_seconds, "SIGTERM"))
+        node_id = ray.get_runtime_context().get_node_id()
+
+        def look() -> None:
+            while not self._ended.wait(DRAIN_PERIOD_SECONDS):
+                if (seconds := draining_seconds(node_id, usual_seconds)) is not None:
+                    agent.preempt(seconds, "drain")
+                    return
+
+        threading.Thread(target=look, name="drain", daemon=True).start()
 
     def deliver(self, actions: list[Plain]) -> None:
         if self._agent is not None:
@@ -186,7 +221,16 @@ class AgentActor:
 
     @ray.method(concurrency_group="urgent")
     def die(self) -> None:
+        while self._agent is not None and self._agent.is_cut:  # nothing reaches it
+            time.sleep(CHECK_PERIOD_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    @ray.method(concurrency_group="urgent")
+    def leave(self, grace_seconds: float) -> None:
+        """Let all workers end what they write, and go. The actor itself is for the caller to kill."""
+        self._ended.set()
+        if self._agent is not None and not self._agent.leave(grace_seconds):
+            log.error("workers of slot %s did not leave in time", self._agent.facts.slot)
 
     @ray.method(concurrency_group="urgent")
     def close(self, grace_seconds: float) -> tuple[int, str]:

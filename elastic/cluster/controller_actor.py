@@ -214,6 +214,10 @@ class ControllerActor:
     def kill_agent(self, slot: int, again: bool) -> float | None:
         return None if self._agents is None else self._agents.kill(slot, again)
 
+    def release_agent(self, slot: int) -> None:
+        if self._agents is not None:
+            self._agents.release(slot)
+
     def slots(self) -> list[int]:
         return [] if self._agents is None else self._agents.slots()
 

@@ -56,6 +56,13 @@ def strategy(namespace: str, job: JobConfig, slot: int) -> PlacementGroupSchedul
     return PlacementGroupSchedulingStrategy(_later(namespace, job, slot), placement_group_bundle_index=0)
 
 
+def remove_later(namespace: str, job: JobConfig, slot: int) -> None:
+    """The group of a later node that is given up. (The bundles of the first nodes are one group: they go together.)"""
+    if slot >= job.cluster.nodes:
+        with contextlib.suppress(ValueError):
+            remove_placement_group(ray.util.get_placement_group(_name(namespace, str(slot))))
+
+
 def remove_all(namespace: str) -> None:
     """Every group of this job."""
     table: dict[str, dict[str, Any]] = placement_group_table()

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ from elastic.config import JobConfig
 from elastic.rundir import RunDirectory, write_atomic
 from elastic.wire import Plain
 
+LEAVE_SECONDS = 20.0  # for workers to write what they are writing; an agent knows of deadlines that come earlier
+LEAVE_PATIENCE_SECONDS = 6.0
+
 log = logging.getLogger("everstep.controller")
 
 
@@ -42,6 +46,7 @@ class Contact:
     metrics: str = ""
     host: str = ""
     watch: Any = None  # the call that never returns
+    cut_until: float = 0.0  # monotonic; an injected fault: out of reach
 
 
 class Agents:
@@ -111,7 +116,7 @@ class Agents:
         if not again:
             del self._contacts[slot]
             ray.kill(contact.handle, no_restart=True)
-        if contact.node_id == self._node_id and contact.pid > 0:
+        if contact.node_id == self._node_id and contact.pid > 0 and time.monotonic() >= contact.cut_until:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(contact.pid, signal.SIGKILL)
         elif again:
@@ -127,9 +132,25 @@ class Agents:
                 for process in (*agent.children(), agent):
                     process.resume()
 
+    def release(self, slot: int) -> None:
+        """Its workers and then it may end, on a thread of its own: they end what they write."""
+        contact = self._contacts.get(slot)
+        if contact is not None:
+            threading.Thread(target=self._release, args=(slot, contact), name=f"release-{slot}", daemon=True).start()
+
+    def _release(self, slot: int, contact: Contact) -> None:
+        call = contact.handle.leave.remote(LEAVE_SECONDS)
+        ray.wait([call], timeout=LEAVE_SECONDS + LEAVE_PATIENCE_SECONDS)  # if it dies meanwhile, it is gone as well
+        instance = contact.instance
+        ray.kill(contact.handle, no_restart=True)
+        placement.remove_later(self._facts["namespace"], self._job, slot)
+        self._lost(m.AgentDown(slot, instance, time.time()))
+
     def deliver(self, slot: int, actions: list[Plain]) -> None:
         contact = self._contacts.get(slot)
         if contact is not None:
+            for cut in [action["seconds"] for action in actions if action["kind"] == "CutAgent"]:
+                contact.cut_until = float("inf") if cut is None else time.monotonic() + cut
             contact.handle.deliver.remote(actions)
 
     def _start(self, slot: int) -> None:

@@ -107,6 +107,11 @@ class LocalStore:
             folder = folder.parent
 
 
+def may_pass(error: HostError) -> bool:
+    """Whether the same write may work later: the machine refused it, and not we."""
+    return isinstance(error.__cause__, OSError)
+
+
 def write_atomic(path: Path, chunks: Iterable[Any]) -> None:
     """Write buffers to `path`: readers see the old file or the whole new one, also after a power cut.
 

@@ -1,10 +1,14 @@
 """Frames on the wire: a fixed header, meta as msgpack, the payload as raw bytes.
 
     magic 4 | format 1 | kind 1 | flags 2 | incarnation 8 | number 8 | step 8 | shard 4 | meta bytes 4 | payload bytes 8
+    | digest of meta and payload 8 | digest of all that 8
 
 Rules of the room:
-- big-endian header of 48 bytes; flag bit 0 says that there is a payload, so None and an empty one stay apart;
+- big-endian header of 64 bytes; flag bit 0 says that there is a payload, so None and an empty one stay apart;
+- the digests are xxh3_64: TCP's own sum lets one damaged segment in 65,536 pass. The header has one of its own, since
+  a reader that believed a damaged length would wait for bytes that never come;
 - a length is believed only up to its limit, and memory is touched only as bytes arrive;
+- a header of kind 0 alone is a *pulse*: it says nothing, and makes the peer's kernel answer (runtime/comm/silence.py);
 - meta holds plain values only: msgpack without extension types. Nothing here is pickled;
 - a malformed frame is a PeerError, a frame that can't be sent is an InternalError (the caller's mistake).
 """
@@ -17,18 +21,21 @@ from dataclasses import is_dataclass
 from typing import Any, NoReturn
 
 import msgpack
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from dataloader.errors import InternalError, PeerError
 from runtime.comm.buffers import PayloadBuffers
 from runtime.protocol import Ballot, Frame, FrameKind, to_plain
 
 MAGIC = b"EVSF"
-FORMAT = 1
-HEADER = struct.Struct("!4sBBHQQqiIQ")
+FORMAT = 2
+HEADER = struct.Struct("!4sBBHQQqiIQQQ")
 PAYLOAD_LIMIT_BYTES = 16 << 30  # runtime/shards/payloads.py refuses a job that could need more
 META_LIMIT_BYTES = 4 << 20
 STAGING_BYTES = 1 << 16
 
+_DIGEST_BYTES = 8
+_PULSE_KIND = 0
 _HAS_PAYLOAD = 1
 _KINDS = {int(kind): kind for kind in FrameKind}
 _ELEMENTS_LIMIT = 1 << 16  # of one list or map: bounds what a lying length makes the reader allocate
@@ -74,6 +81,15 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError(f"extension type {code} is not allowed")
 
 
+def pack_header(*fields: Any) -> bytes:
+    """All fields but the header's own digest, which is put behind them. Raises struct.error."""
+    head = HEADER.pack(*fields, 0)[:-_DIGEST_BYTES]
+    return head + xxh3_64_intdigest(head).to_bytes(_DIGEST_BYTES, "big")
+
+
+PULSE = pack_header(MAGIC, FORMAT, _PULSE_KIND, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
 def encode(frame: Frame, limit_bytes: int = PAYLOAD_LIMIT_BYTES) -> list[memoryview]:
     """The frame as flat byte views to be written one after another: header and meta first, then the payload's.
 
@@ -89,9 +105,13 @@ def encode(frame: Frame, limit_bytes: int = PAYLOAD_LIMIT_BYTES) -> list[memoryv
         raise InternalError(f"frame meta of {len(meta):,} bytes is over {META_LIMIT_BYTES:,}")
     flags = 0 if frame.payload is None else _HAS_PAYLOAD
     incarnation, number = frame.ballot
+    digest = xxh3_64(meta)
+    for view in views:
+        digest.update(view)
     try:
-        header = HEADER.pack(
-            MAGIC, FORMAT, frame.kind, flags, incarnation, number, frame.step, frame.shard, len(meta), payload_bytes
+        header = pack_header(
+            *(MAGIC, FORMAT, frame.kind, flags, incarnation, number, frame.step, frame.shard),
+            *(len(meta), payload_bytes, digest.intdigest()),
         )
     except struct.error as error:
         raise InternalError(
@@ -130,6 +150,8 @@ class Decoder:
         self._have = 0
         self._head: tuple[FrameKind, Ballot, int, int] | None = None
         self._meta: Any = None
+        self._digest = (0, xxh3_64())  # as it should be, and of what has come
+        self.pulses = 0
         self._payload_bytes: int | None = None
         self._frames: list[Frame] = []
 
@@ -195,9 +217,15 @@ class Decoder:
             self._taker(self, piece)
 
     def _take_header(self, data: memoryview) -> None:
-        magic, version, kind, flags, incarnation, number, step, shard, meta_bytes, payload_bytes = HEADER.unpack(data)
+        magic, version, kind, flags, incarnation, number, step, shard, *rest = HEADER.unpack(data)
+        meta_bytes, payload_bytes, digest, digest_of_header = rest
         if magic != MAGIC or version != FORMAT:
             raise PeerError(f"not a frame of format {FORMAT}: it begins with {bytes(data[:5])!r}")
+        if digest_of_header != xxh3_64_intdigest(data[:-_DIGEST_BYTES]):
+            raise PeerError("a frame's header was damaged on the way")
+        if kind == _PULSE_KIND:
+            self.pulses += 1
+            return
         if flags & ~_HAS_PAYLOAD or (payload_bytes and not flags):
             raise PeerError(f"frame with unknown flags {flags:#x}")
         if payload_bytes > self._limit_bytes or not 0 < meta_bytes <= META_LIMIT_BYTES:
@@ -206,10 +234,12 @@ class Decoder:
             raise PeerError(f"frame of unknown kind {kind}")
         self._head = (_KINDS[kind], Ballot(incarnation, number), step, shard)
         self._payload_bytes = payload_bytes if flags else None
+        self._digest = (digest, xxh3_64())
         self._size, self._taker = meta_bytes, Decoder._take_meta
 
     def _take_meta(self, data: memoryview) -> None:
-        self._meta = unpack_plain(data)
+        self._digest[1].update(data)
+        self._meta = bytes(data)  # believed only once all of the frame is here
         if self._payload_bytes:
             self._size, self._taker = self._payload_bytes, Decoder._take_payload
         else:
@@ -218,6 +248,11 @@ class Decoder:
     def _take_payload(self, payload: memoryview | None) -> None:
         assert self._head is not None
         kind, ballot, step, shard = self._head
-        self._frames.append(Frame(kind, ballot, step, shard, self._meta, payload))
+        due, digest = self._digest
+        if payload:
+            digest.update(payload)
+        if digest.intdigest() != due:
+            raise PeerError("a frame was damaged on the way: its digest is another")
+        self._frames.append(Frame(kind, ballot, step, shard, unpack_plain(self._meta), payload))
         self._head = self._meta = None
         self._size, self._taker = HEADER.size, Decoder._take_header

@@ -31,11 +31,13 @@ from runtime.comm.frames import PAYLOAD_LIMIT_BYTES
 from runtime.comm.handshake import link_key
 from runtime.comm.link import Address, ConnectFailed, Event, LinkCounters, LinkDown, LinkUp, Received
 from runtime.comm.loop import dispatch
+from runtime.comm.silence import LOOKS
 from runtime.comm.tcp_door import Door
 from runtime.comm.tcp_link import TcpLink
 from runtime.protocol import Frame, WorkerId
 
 _KEPT_BUFFER_BYTES = 256 << 20
+SILENCE_SECONDS = 1.5
 
 
 class TcpMesh:
@@ -43,7 +45,8 @@ class TcpMesh:
 
     `host` is a numeric address of this machine that peers can reach; `secret` the job's, at least 16 bytes;
     `instance` 16 bytes that no other process has; payloads over `limit_bytes` are neither sent nor accepted.
-    `clock` gives seconds and dates the events. Raises HostError if it can't listen on `host`.
+    A link whose peer's host gives no sign of life for `silence_seconds` is down. `clock` gives seconds and dates the
+    events. Raises HostError if it can't listen on `host`.
     """
 
     def __init__(
@@ -56,17 +59,21 @@ class TcpMesh:
         host: str = "127.0.0.1",
         limit_bytes: int = PAYLOAD_LIMIT_BYTES,
         handshake_seconds: float = 5.0,
+        silence_seconds: float = SILENCE_SECONDS,
         strangers_limit: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
         self._selector = selector
         self._limit_bytes = limit_bytes
+        self._silence_seconds = silence_seconds
         self._clock = clock
+        self._looked = clock()  # at the links, for silent ones
         self._buffers = PayloadBuffers(_KEPT_BUFFER_BYTES)
         self._counters: dict[WorkerId, LinkCounters] = {}
         self._links: dict[WorkerId, TcpLink] = {}
         self._events: list[Event] = []
+        self._damage_next = False
         self._door = Door(
             worker,
             instance,
@@ -74,6 +81,7 @@ class TcpMesh:
             host,
             selector=selector,
             handshake_seconds=handshake_seconds,
+            reach_seconds=silence_seconds,
             strangers_limit=strangers_limit,
             clock=clock,
             linked=self._linked_instance,
@@ -113,7 +121,8 @@ class TcpMesh:
         link = self._links.get(peer)
         if link is None:
             return False
-        link.send(frame)
+        damaged, self._damage_next = self._damage_next, False
+        link.send(frame, damaged)
         return not link.closed
 
     def close(self, peer: WorkerId) -> None:
@@ -125,13 +134,25 @@ class TcpMesh:
     def poll(self, timeout_seconds: float) -> list[Event]:
         wait = 0.0 if self._events else max(0.0, timeout_seconds)
         deadline = self._door.next_deadline
-        if deadline is not None:
-            wait = min(wait, max(0.0, deadline - self._clock()))
+        due = [] if deadline is None else [deadline]
+        if self._links:
+            due.append(self._looked + self._look_seconds)
+        if due:
+            wait = min(wait, max(0.0, min(due) - self._clock()))
         dispatch(self._selector, wait)
         if deadline is not None:
             self._door.expire(self._clock())
+        self._look_at_links()
         events, self._events = self._events, []
         return events
+
+    def bar(self, barred: Callable[[WorkerId], bool]) -> None:
+        """An injected fault: these peers' dials come to nothing."""
+        self._door.barred = barred
+
+    def damage_next(self) -> None:
+        """An injected fault: one bit of the next frame is flipped on the way."""
+        self._damage_next = True
 
     def shut(self) -> None:
         self._door.shut()
@@ -139,6 +160,17 @@ class TcpMesh:
             link.close()
         self._links.clear()
         self._events.clear()
+
+    @property
+    def _look_seconds(self) -> float:
+        return self._silence_seconds / LOOKS
+
+    def _look_at_links(self) -> None:
+        elapsed = self._clock() - self._looked
+        if elapsed >= self._look_seconds:
+            self._looked += elapsed
+            for link in list(self._links.values()):
+                link.look(elapsed)
 
     def _linked_instance(self, peer: WorkerId) -> bytes | None:
         link = self._links.get(peer)
@@ -157,6 +189,7 @@ class TcpMesh:
             instance,
             selector=self._selector,
             limit_bytes=self._limit_bytes,
+            silence_seconds=self._silence_seconds,
             buffers=self._buffers,
             counters=counters,
             received=lambda peer, frame: self._events.append(Received(peer, frame)),

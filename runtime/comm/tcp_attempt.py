@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataloader.errors import PeerError
 from runtime.comm.handshake import Acceptor, Dialler
 
-# A peer whose host is gone sends no reset. After this long without any answer the link is down.
-_SILENCE_SECONDS = 30
+# A peer whose host is gone sends no reset. Links watch for that themselves (runtime/comm/silence.py), helped by the
+# kernel's keep-alive, which a busy peer's kernel sends too; the kernel's own patience is for who never looks.
+_KEEP_ALIVE_SECONDS = 1
+_PATIENCE_SECONDS = 30
 _SOCKET_BUFFER_BYTES = 4 << 20
 
 
@@ -33,10 +35,10 @@ def tune(sock: socket.socket) -> None:
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _SILENCE_SECONDS // 3)
-    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _SILENCE_SECONDS // 6)
-    sock.setsockopt(tcp, socket.TCP_KEEPCNT, 4)
-    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _SILENCE_SECONDS * 1000)
+    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEP_ALIVE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEP_ALIVE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPCNT, _PATIENCE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _PATIENCE_SECONDS * 1000)
     # A size set by hand turns the kernel's own growing off, so it must be one that the kernel really grants.
     for option, limit in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
         if _kernel_limit(limit) >= _SOCKET_BUFFER_BYTES:
@@ -60,6 +62,7 @@ class Attempt:
         *,
         proved: Callable[[Attempt], None],  # the handshake is complete (dialler) or wants its verdict (acceptor)
         failed: Callable[[Attempt, str], None],
+        reached: Callable[[Attempt], None] = lambda attempt: None,  # the other host has answered a dial
     ) -> None:
         self.sock = sock
         self.side = side
@@ -67,8 +70,13 @@ class Attempt:
         self.over = False
         self._proved = proved
         self._failed = failed
+        self._reached = reached
         self._connecting = isinstance(side, Dialler)
         self._said = b""
+
+    @property
+    def connecting(self) -> bool:
+        return self._connecting
 
     @property
     def interest(self) -> int:
@@ -103,6 +111,7 @@ class Attempt:
         if error:
             raise OSError(error, os.strerror(error))
         self._connecting = False
+        self._reached(self)
         self.say(self.side.hello)
 
     def _read(self) -> None:

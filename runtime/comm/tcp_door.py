@@ -1,6 +1,7 @@
 """Where TCP links begin: listens, dials, and lets in only who knows the job's secret.
 
 Rules of the room:
+- a host must answer a dial within `reach_seconds`, its process, which may be busy, within `handshake_seconds`;
 - at most one attempt per peer is dialled; at most `strangers_limit` accepted ones are unproved at a time, the oldest
   goes first; every attempt has a deadline;
 - if two workers dial each other, the dial of the higher id stays. The lower one's is answered DUPLICATE and waits for
@@ -39,6 +40,7 @@ class Door:
         *,
         selector: selectors.BaseSelector,
         handshake_seconds: float,
+        reach_seconds: float,
         strangers_limit: int,
         clock: Callable[[], float],
         linked: Callable[[WorkerId], bytes | None],  # the instance that this worker has a link to, if any
@@ -50,6 +52,7 @@ class Door:
         self._key = key
         self._selector = selector
         self._handshake_seconds = handshake_seconds
+        self._reach_seconds = min(reach_seconds, handshake_seconds)
         self._strangers_limit = strangers_limit
         self._clock = clock
         self._linked = linked
@@ -60,6 +63,7 @@ class Door:
         self._yielded: dict[WorkerId, float] = {}  # own dial given up for the peer's -> when that is overdue
         self._rests_until: float | None = None
         self.refused = 0  # strangers that did not prove themselves
+        self.barred: Callable[[WorkerId], bool] = lambda peer: False  # turned away although they prove themselves
         self._listener = _listen(host)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -83,7 +87,8 @@ class Door:
         while self._strangers and self._strangers[0].deadline <= now:
             self._stranger_failed(self._strangers[0], "too slow")
         for dial in [dial for dial in self._dials.values() if dial.deadline <= now]:
-            self._dial_failed(dial, f"no answer within {self._handshake_seconds:g} s")
+            limit = self._reach_seconds if dial.connecting else self._handshake_seconds
+            self._dial_failed(dial, f"no answer within {limit:g} s")
         for peer in [peer for peer, deadline in self._yielded.items() if deadline <= now]:
             del self._yielded[peer]
             self._failed(peer, "it was dialling, too, and its dial did not arrive")
@@ -126,6 +131,9 @@ class Door:
         self._yielded.pop(peer, None)
         if dial := self._dials.get(peer):
             self._end(dial)
+
+    def _host_answered(self, attempt: Attempt) -> None:
+        attempt.deadline = self._clock() + self._handshake_seconds
 
     def _dial_proved(self, attempt: Attempt) -> None:
         side = attempt.side
@@ -170,7 +178,7 @@ class Door:
     def _stranger_proved(self, attempt: Attempt) -> None:
         side = attempt.side
         assert isinstance(side, Acceptor)
-        if attempt.hung_up():
+        if attempt.hung_up() or self.barred(side.peer):
             self._stranger_failed(attempt, "gone")
             return
         verdict = self._judge(side)
@@ -201,7 +209,10 @@ class Door:
         proved: Callable[[Attempt], None],
         failed: Callable[[Attempt, str], None],
     ) -> Attempt:
-        attempt = Attempt(sock, side, self._clock() + self._handshake_seconds, proved=proved, failed=failed)
+        patience = self._reach_seconds if isinstance(side, Dialler) else self._handshake_seconds
+        attempt = Attempt(
+            sock, side, self._clock() + patience, proved=proved, failed=failed, reached=self._host_answered
+        )
 
         def ready(mask: int) -> None:
             before = attempt.interest

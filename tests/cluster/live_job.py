@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.local_job import local_job
 from elastic.config import load_job
 from elastic.record_lines import read_events, read_ledger
 from elastic.rundir import RunDirectory, claim
@@ -142,6 +143,17 @@ class LiveJob:
             texts.append(f"--- {path.name}\n{path.read_text()[-1500:]}")
         texts.append("\n".join(str(e)[:300] for e in self.events()[-25:]))
         return "\n".join(texts)
+
+
+def assert_same_as_alone(site: Site, job: LiveJob, settings: tuple[str, ...], steps: int) -> None:
+    """The first steps have the bits that one worker gets that nothing happens to."""
+    alone = load_job(site.path / "job.yaml", [*settings, "cluster.nodes=1", "cluster.workers_per_node=1"])
+    with local_job(alone, site.path / "alone") as running:
+        running.until(lambda: len(running.records) >= steps, 120.0)
+        digests = {step: record.digest for step, record in running.records.items()}
+    ours = {record.step: record.digest for record in job.ledger()}
+    assert len(ours) >= steps
+    assert all(ours[step] == digests[step] for step in range(steps))
 
 
 def scrape(target: str) -> dict[str, float]:

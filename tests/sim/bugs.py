@@ -61,9 +61,27 @@ class Patches:
             setattr(where, name, value)
 
 
+# What goes wrong: the classes of bugs that a fault matrix is about.
+EVICTED = "the word of who is no member (any more) counts"
+PROMISE = "a promise is not kept"
+FENCE = "work is given away while a suspect may still certify"
+CONTROLLERS = "two controllers plan"
+VOTE = "a vote for a gradient that is not stored twice"
+HALF = "a part goes on without the rest"
+EARLY = "acted on before it is decided"
+UNDONE = "a decided step is undone"
+COPIES = "a copy is trusted too early, or dropped too early"
+STUCK = "what was lost is not sent again"
+BITS = "other bits, whoever dies"
+CLOCKS = "wall clocks decide"
+BELIEVED = "what one worker computes or holds is believed"
+CLASSES = (EVICTED, PROMISE, FENCE, CONTROLLERS, VOTE, HALF, EARLY, UNDONE, COPIES, STUCK, BITS, CLOCKS, BELIEVED)
+
+
 @dataclass(frozen=True)
 class Bug:
     rule: str
+    kind: str  # one of CLASSES
     plant: Callable[[Patches], None]
 
     @property
@@ -74,9 +92,9 @@ class Bug:
 BUGS: dict[str, Bug] = {}
 
 
-def bug(rule: str) -> Callable[[Callable[[Patches], None]], Callable[[Patches], None]]:
+def bug(rule: str, kind: str) -> Callable[[Callable[[Patches], None]], Callable[[Patches], None]]:
     def register(plant: Callable[[Patches], None]) -> Callable[[Patches], None]:
-        BUGS[plant.__name__.replace("_", "-")] = Bug(rule, plant)
+        BUGS[plant.__name__.replace("_", "-")] = Bug(rule, kind, plant)
         return plant
 
     return register
@@ -97,7 +115,7 @@ def planted(name: str | None) -> Iterator[None]:
 # --- the step ---------------------------------------------------------------------------------------------------
 
 
-@bug("2 (OLDFRAMES)")
+@bug("2 (OLDFRAMES)", EVICTED)
 def old_frames_accepted(patches: Patches) -> None:
     """Frames of older generations are handled like those of this one."""
 
@@ -111,7 +129,7 @@ def old_frames_accepted(patches: Patches) -> None:
     patches.put(StepTransaction, "admit", admit)
 
 
-@bug("2 (DROPFUTURE)")
+@bug("2 (DROPFUTURE)", STUCK)
 def future_frames_dropped(patches: Patches) -> None:
     """Frames of a generation that is not installed yet are dropped."""
     real = StepTransaction.admit
@@ -124,7 +142,7 @@ def future_frames_dropped(patches: Patches) -> None:
     patches.put(StepTransaction, "admit", admit)
 
 
-@bug("3")
+@bug("3", HALF)
 def empty_contributions_not_awaited(patches: Patches) -> None:
     """An owner waits only for those who have logical ranks."""
 
@@ -136,7 +154,7 @@ def empty_contributions_not_awaited(patches: Patches) -> None:
     patches.put(StepTransaction, "has_all_contributions", has_all_contributions)
 
 
-@bug("4 (OWNERREC)")
+@bug("4 (OWNERREC)", VOTE)
 def owner_vouches(patches: Patches) -> None:
     """The owner's record, sent when it has reduced, stands for the backup's."""
 
@@ -146,7 +164,7 @@ def owner_vouches(patches: Patches) -> None:
     patches.put(StepTransaction, "voters", voters)
 
 
-@bug("4 (SINGLE)")
+@bug("4 (SINGLE)", VOTE)
 def filling_backup_has_no_vote(patches: Patches) -> None:
     """While a plan names a backup as one to be filled, the owner's record stands for its."""
 
@@ -156,7 +174,7 @@ def filling_backup_has_no_vote(patches: Patches) -> None:
     patches.put(StepTransaction, "voters", voters)
 
 
-@bug("4")
+@bug("4", VOTE)
 def one_backup_is_enough(patches: Patches) -> None:
     """Of several backups the first record does."""
 
@@ -166,7 +184,29 @@ def one_backup_is_enough(patches: Patches) -> None:
     patches.put(StepTransaction, "has_all_records", has_all_records)
 
 
-@bug("4 (NOFILLQ)")
+@bug("4", VOTE)
+def backup_votes_before_storing(patches: Patches) -> None:
+    """A backup sends its record at once, and stores the gradient when it has time."""
+    real_gradient, real_settle = StepTransaction.on_gradient, StepTransaction.settle
+
+    def on_gradient(tx: StepTransaction, frame: Frame) -> None:
+        tx.__dict__.setdefault("unstored", []).append((tx.step, frame))
+        tx.broadcast_record(unpack_header(frame.meta))
+
+    def settle(tx: StepTransaction) -> list[Any]:
+        for step, frame in tx.__dict__.pop("unstored", []):
+            if step == tx.step and tx.certificate is None:
+                with_records, tx.records = tx.records, {}
+                real_gradient(tx, frame)
+                tx.records = with_records
+        return real_settle(tx)
+
+    patches.put(StepTransaction, "on_gradient", on_gradient)
+    patches.put(StepTransaction, "settle", settle)
+    patches.put(StepTransaction, "unsettled", property(lambda tx: not tx.frozen))
+
+
+@bug("4 (NOFILLQ)", VOTE)
 def gradients_before_the_snapshot_dropped(patches: Patches) -> None:
     """A backup that is being filled votes, but doesn't keep what arrives before its snapshot."""
     real = StepTransaction.on_gradient
@@ -181,7 +221,7 @@ def gradients_before_the_snapshot_dropped(patches: Patches) -> None:
     patches.put(StepTransaction, "on_gradient", on_gradient)
 
 
-@bug("6 (INPLACE)")
+@bug("6 (INPLACE)", EARLY)
 def parameters_installed_uncertified(patches: Patches) -> None:
     """Published parameters are put in place whether or not the receiver holds the certificate."""
     real = StepTransaction.on_parameters
@@ -196,7 +236,7 @@ def parameters_installed_uncertified(patches: Patches) -> None:
     patches.put(StepTransaction, "on_parameters", on_parameters)
 
 
-@bug("7 (EAGERB)")
+@bug("7 (EAGERB)", EARLY)
 def backup_applies_uncertified(patches: Patches) -> None:
     """A backup applies a gradient when it arrives; let it even guess the verdict right."""
     real = StepTransaction.on_gradient
@@ -220,7 +260,7 @@ def backup_applies_uncertified(patches: Patches) -> None:
 # --- numbers, asking, freezing ----------------------------------------------------------------------------------
 
 
-@bug("9 (DUPNUM)")
+@bug("9 (DUPNUM)", CONTROLLERS)
 def numbers_repeated(patches: Patches) -> None:
     """Numbers go on from the last plan's, and no incarnation tells the controllers apart."""
     real = Ballots.adopt
@@ -239,7 +279,7 @@ def numbers_repeated(patches: Patches) -> None:
     patches.put(Ballots, "adopt", adopt)
 
 
-@bug("9 (LAZYCTL)")
+@bug("9 (LAZYCTL)", CONTROLLERS)
 def new_controller_does_not_ask(patches: Patches) -> None:
     """A new incarnation waits for a cause."""
     real = Controller.__init__
@@ -251,7 +291,7 @@ def new_controller_does_not_ask(patches: Patches) -> None:
     patches.put(Controller, "__init__", init)
 
 
-@bug("10 (NOFREEZE)")
+@bug("10 (NOFREEZE)", PROMISE)
 def nobody_freezes(patches: Patches) -> None:
     """A report is no promise: the worker goes on in its generation until the plan arrives."""
 
@@ -271,7 +311,7 @@ def nobody_freezes(patches: Patches) -> None:
     patches.put(StepTransaction, "admit", admit)
 
 
-@bug("10 (NOPROMISE)")
+@bug("10 (NOPROMISE)", PROMISE)
 def plan_below_the_promise_accepted(patches: Patches) -> None:
     """A plan is refused only if it is no newer than the installed one."""
 
@@ -284,7 +324,7 @@ def plan_below_the_promise_accepted(patches: Patches) -> None:
     patches.put(change, "accepts", accepts)
 
 
-@bug("11 (EARLYPLAN)")
+@bug("11 (EARLYPLAN)", FENCE)
 def planned_before_all_reports(patches: Patches) -> None:
     """Half of the reports are enough; who hasn't reported is planned with as if it held nothing."""
     real = Controller.conclude
@@ -299,10 +339,23 @@ def planned_before_all_reports(patches: Patches) -> None:
     patches.put(Controller, "conclude", conclude)
 
 
+@bug("A14", CLOCKS)
+def wall_clocks_compared(patches: Patches) -> None:
+    """News that are a minute old, by the wall clock of who brings them, tell of a host that hangs."""
+    real = Controller.link_lost
+
+    def link_lost(controller: Controller, worker: WorkerId, peer: WorkerId, time: float) -> None:
+        if abs(controller.wall() - time) > 60.0 and controller.roster.lives(worker):
+            controller.evict(worker, "it hangs")
+        real(controller, worker, peer, time)
+
+    patches.put(Controller, "link_lost", link_lost)
+
+
 # --- planning ---------------------------------------------------------------------------------------------------
 
 
-@bug("12 (NOLINEAGE)")
+@bug("12 (NOLINEAGE)", EVICTED)
 def anyone_counts(patches: Patches) -> None:
     """A report of who is no member of the newest plan counts like any other."""
 
@@ -312,25 +365,25 @@ def anyone_counts(patches: Patches) -> None:
     patches.put(elastic.plan, "who_counts", who_counts)
 
 
-@bug("12 (NOFRESHRULE)")
+@bug("12 (NOFRESHRULE)", EVICTED)
 def joiner_counts_before_it_has_joined(patches: Patches) -> None:
     """Whoever the newest plan lists counts, also who joins by it and hasn't installed it."""
     patches.text(elastic.plan, "who_counts", "(newest.checkpoint is None and not listed.joining)", "True")
 
 
-@bug("13 (NOCERTREP)")
+@bug("13 (NOCERTREP)", UNDONE)
 def certified_step_not_counted(patches: Patches) -> None:
     """The plan goes on at the largest step, whether or not that is certified."""
     patches.put(Report, "reached", property(lambda report: report.step))
 
 
-@bug("13 (MINVER)")
+@bug("13 (MINVER)", UNDONE)
 def lowest_version_taken(patches: Patches) -> None:
     """The plan goes on where the slowest is."""
     patches.text(elastic.controller, "make_plan", "version = max(", "version = min(")
 
 
-@bug("14 (KEEPRECS)")
+@bug("14 (KEEPRECS)", UNDONE)
 def records_kept_over_a_change(patches: Patches) -> None:
     """Records of the last generation still count in the next."""
     real = change.install
@@ -347,7 +400,7 @@ def records_kept_over_a_change(patches: Patches) -> None:
     patches.put(change, "install", install)
 
 
-@bug("14 (NOCERTINPLAN)")
+@bug("14 (NOCERTINPLAN)", UNDONE)
 def no_certificate_in_the_plan(patches: Patches) -> None:
     """The plan says where to go on, but not by which certificate."""
 
@@ -362,7 +415,7 @@ def no_certificate_in_the_plan(patches: Patches) -> None:
     patches.text(change, "fall_in", "tx.certificate != plan.certificate:", "False:")
 
 
-@bug("14 (NORESEND)")
+@bug("14 (NORESEND)", STUCK)
 def nothing_sent_again(patches: Patches) -> None:
     """Who has contributed to a step doesn't contribute again under the next plan."""
     real_install, real_contribute = change.install, StepTransaction.contribute
@@ -379,19 +432,19 @@ def nothing_sent_again(patches: Patches) -> None:
     patches.put(StepTransaction, "contribute", contribute)
 
 
-@bug("15 (ROLEONLY)")
+@bug("15 (ROLEONLY)", COPIES)
 def unfilled_backup_taken_for_complete(patches: Patches) -> None:
     """A copy is taken for complete by its role, filled or not."""
     patches.text(elastic.plan, "reaches", "holding.complete\n        and holding.version", "holding.version")
 
 
-@bug("15 (MASKONLY)")
+@bug("15 (MASKONLY)", COPIES)
 def versions_not_looked_at(patches: Patches) -> None:
     """A copy is taken for complete once its snapshot came, whatever gradients it lacks."""
     patches.put(elastic.plan, "reaches", lambda holding, version: holding.complete)
 
 
-@bug("16 (RETIRE)")
+@bug("16 (RETIRE)", COPIES)
 def copy_retired_before_the_next_is_filled(patches: Patches) -> None:
     """A move drops the old backup when it names the new one."""
     real = elastic.plan.place_shards
@@ -402,7 +455,7 @@ def copy_retired_before_the_next_is_filled(patches: Patches) -> None:
     patches.put(elastic.plan, "place_shards", place_shards)
 
 
-@bug("16 (RETIRENOW)")
+@bug("16 (RETIRENOW)", COPIES)
 def retired_copy_dropped_at_once(patches: Patches) -> None:
     """A retired copy is dropped when the plan is installed, not at the first certificate under it."""
     real = change.take_holdings
@@ -420,7 +473,7 @@ def retired_copy_dropped_at_once(patches: Patches) -> None:
 # --- bad steps ----------------------------------------------------------------------------------------------------
 
 
-@bug("bad steps")
+@bug("bad steps", BELIEVED)
 def bad_step_skipped_at_once(patches: Patches) -> None:
     """What is bad is taken for the data's doing, without a second attempt."""
 
@@ -430,7 +483,7 @@ def bad_step_skipped_at_once(patches: Patches) -> None:
     patches.put(trial, "rule", rule)
 
 
-@bug("bad steps")
+@bug("bad steps", BELIEVED)
 def a_good_attempt_is_enough(patches: Patches) -> None:
     """A step that comes out well at last is decided, whether or not anybody else gets the same."""
     real = trial.rule
@@ -441,7 +494,7 @@ def a_good_attempt_is_enough(patches: Patches) -> None:
     patches.put(trial, "rule", rule)
 
 
-@bug("bad steps")
+@bug("bad steps", BELIEVED)
 def attempts_by_the_same_workers(patches: Patches) -> None:
     """A step is computed again by those who computed it, and their word is enough."""
 
@@ -452,20 +505,13 @@ def attempts_by_the_same_workers(patches: Patches) -> None:
     patches.put(trial, "_by_several", lambda now, same: True)
 
 
-@bug("bad steps")
+@bug("bad steps", BELIEVED)
 def parameters_not_compared(patches: Patches) -> None:
     """A worker contributes gradients whatever parameters they were computed with."""
     patches.put(comparing, "check_parameters", lambda tx, step, work: None)
 
 
-@bug("bad steps")
-def usual_figures_forgotten_in_a_rollback(patches: Patches) -> None:
-    """After a rollback nobody knows what was usual before, so a spike passes."""
-    real = elastic.plan.start_plan
-    patches.put(elastic.plan, "start_plan", lambda *args: replace(real(*args), history=()))
-
-
-@bug("bad steps")
+@bug("bad steps", BELIEVED)
 def joiners_learn_no_history(patches: Patches) -> None:
     """Who joins looks for spikes by what it has seen itself."""
     known = "tx.plan, tx.history = plan, plan.history\n    take"
@@ -475,7 +521,7 @@ def joiners_learn_no_history(patches: Patches) -> None:
 # --- the negative control -----------------------------------------------------------------------------------------
 
 
-@bug("P1")
+@bug("P1", BITS)
 def summed_in_order_of_arrival(patches: Patches) -> None:
     """Gradients are added as they come, not in the order of the tree."""
 

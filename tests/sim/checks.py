@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.protocol import Ballot, Certificate, Plan, StepRecord, WorkerId
 from runtime.trial import attempts_at
+from tests.sim import preemption
 from tests.sim.values import digest_of
 
 if TYPE_CHECKING:
@@ -46,9 +47,17 @@ class Checks:
         self.certificates: dict[int, set[tuple[bytes, ...]]] = {}  # a later rollback may never be installed
         self.computations: Counter[tuple[int, int]] = Counter()
         self.owed: Counter[tuple[int, int]] = Counter()  # that the dead owed, or had done, and others do again
+        self.parked = False  # all is in a checkpoint, and whoever is left may go
         self.rollbacks = 0
         self.plans = 0
         self.recomputed = 0
+        self.anew_at = 0.0  # when this job's run began, or another job resumed it
+
+    def begin_anew(self) -> None:
+        """All is gone but the disk."""
+        self.newest, self.failures, self.anew_at = None, NOT_YET, self.world.engine.now
+        self.members = self.joining = frozenset()
+        self.refound = set()
 
     def violation(self, text: str) -> None:
         self.world.violation(text)
@@ -103,7 +112,7 @@ class Checks:
     def failing(self, workers: list[SimWorker]) -> None:
         """These are about to die, all at once and all of one node."""
         counting = [w for w in workers if self.standing(w)]
-        if not counting:
+        if not counting or self.parked:
             return
         self.refresh()
         self.count(counting)
@@ -154,7 +163,7 @@ class Checks:
                 holders.add(worker.id)
         if step > self.max_step:
             self.max_step = step
-            self.world.faults.progress(step)
+            self.world.progress(step)
 
     def nobody_left_behind(self, worker: SimWorker, step: int, lead: int) -> None:
         """Rule 3: nobody of the same generation is further than ``lead`` behind ``step``."""
@@ -231,14 +240,17 @@ class Checks:
             return  # a deposed controller's; nobody who counts can accept it any more
         self.refresh()
         living = self.living()
-        left = [w for w in living if w.id not in plan.ids()]
+        left = [w for w in living if w.id not in plan.ids() and not preemption.goes(w)]
         for worker in left:
             if not worker.impaired and current:
                 self.violation(f"worker {worker.id} is given up, and nothing is wrong with it")
         if left:
             self.count(left)
+        if len(plan.members) == 1:  # also if others have gone in good order: there is nobody for a second copy
+            self.failures = max(1, self.failures)
         if plan.checkpoint is not None and self.newest is not None:
             self.rollback(plan, current)
+        self.parked = False
         if plan.checkpoint is not None:
             self.failures = NOT_YET
         if len(plan.attempts) > len(attempts_at(self.newest, plan.version)):
@@ -262,7 +274,7 @@ class Checks:
         self.rollbacks += 1
         if not current:
             return
-        if self.failures <= 1:
+        if self.failures <= 1 and not self.parked:
             self.violation(f"P4: rollback to {plan.version} after {self.failures} failure since full redundancy")
         reporters = [self.world.workers[w].tx for w in plan.ids()]
         newest = max((t.plan for t in reporters if t.plan is not None), key=lambda p: p.ballot, default=None)
@@ -324,7 +336,11 @@ class Checks:
         world, disk = self.world, self.world.disk
         if state not in ("done", "stopped"):
             self.violation(f"the run ended as {state}: {reason}")
-        end = self.newest.stop_at if self.newest is not None else 0
+        nobody = not any(self.standing(worker) for worker in world.workers.values())
+        if state == "stopped" and (self.newest is None or nobody):  # before it had begun (again); or all died meanwhile
+            return
+        assert self.newest is not None
+        end = self.newest.stop_at
         if state == "done" and end != world.job.steps:
             self.violation(f"done at step {end} of {world.job.steps}")
         if [r.step for r in disk.ledger] != list(range(max(end, len(disk.ledger)))):  # it may end after a rollback
@@ -348,7 +364,13 @@ class Checks:
         """Whoever is lost is named by a recovery that ends later, whatever happens to the controller meanwhile."""
         recoveries = [(at, e["workers"]) for at, kind, e in events if kind == "recovery"]
         for when, kind, event in events:
-            if kind == "member_left" and not any(at >= when and event["worker"] in who for at, who in recoveries):
+            goes = kind == "member_left" and event["reason"].endswith("leaves")
+            if (
+                kind == "member_left"
+                and not goes
+                and when > self.anew_at
+                and not any(at >= when and event["worker"] in who for at, who in recoveries)
+            ):
                 self.violation(f"worker {event['worker']} is lost, and no recovery names it")
 
 

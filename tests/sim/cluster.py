@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from elastic import messages as m
 from elastic.controller import Controller
+from elastic.controller_state import resumed_state
+from elastic.detector import AGENT_SILENT_SECONDS, FROZEN_SECONDS
 from elastic.wire import event_from_plain, from_worker
-from runtime.protocol import StepRecord, WorkerId
+from elastic.workforce import BEAT_PERIOD_SECONDS
+from runtime.protocol import Ballot, StepRecord, WorkerId
+from tests.sim import preemption
 from tests.sim.values import digest_of
 from tests.sim.worker import SimWorker
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 FOREVER = float("inf")
 LATEST_SECONDS = 8.0
+STOPPED_SECONDS = 0.1  # how often somebody looks whether it goes on
 
 
 @dataclass
@@ -74,13 +79,27 @@ class SimAgent:
     exited: list[m.Exit] = field(default_factory=list)
     up_last: float = 0.0
     held_until: float = 0.0  # its words and what is told to it are under way until then
+    node: int = -1  # the controller's number for it, once it is welcomed
+    ahead_seconds: float = 0.0  # of its wall clock
+    stopped: bool = False  # by a signal
+    cut_off: int = 0  # partitions that lie between it and the controller
+    backlog: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)  # for it, while it is stopped
+    parked: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)  # between it and the controller
     down_last: dict[int, float] = field(default_factory=dict)  # by incarnation
     late: dict[int, float] = field(default_factory=dict)  # by incarnation: nothing of it arrives before
     held: dict[int, list[tuple[Any, tuple[Any, ...]]]] = field(default_factory=dict)  # what has come meanwhile
+    leave_by: float = FOREVER  # its node goes away then
     slow_reports: float = 0.0  # the next reports take so many seconds longer
 
     def living(self) -> list[SimWorker]:
         return [w for w in self.workers.values() if w.alive]
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        backlog, self.backlog = self.backlog, []
+        for call, arguments in backlog:
+            call(*arguments)
 
     def introduction(self) -> m.AgentUp:
         infos = tuple(
@@ -107,26 +126,37 @@ class Cluster:
         self.restarting = False
         self.alarms: dict[int, float] = {}
         self.unwritten: dict[int, Mapping[int, Mapping[str, Any]]] = {}  # manifests, by version
+        self.stopped = False  # the controller, by a signal
+        self.unheard: list[tuple[int, m.Event]] = []  # meanwhile
+        self.jobs = 0  # that were there before this one
+
+    def every_agent(self) -> list[SimAgent]:
+        """Also those that others have replaced: they may be alive."""
+        known = {w.agent.instance: w.agent for w in self.world.workers.values()}
+        return list((known | {a.instance: a for a in self.agents.values()}).values())
 
     # --- the controller ------------------------------------------------------------------------------------------
 
-    def start_controller(self) -> None:
+    def start_controller(self, job: int = 0) -> None:
+        if job != self.jobs:
+            return
         self.restarting = False
-        disk, job = self.world.disk, self.world.job
+        disk, sdc = self.world.disk, self.world.job.sdc
         disk.incarnations += 1
         self.incarnation = disk.incarnations
         ledger = disk.ledger
         self.controller = Controller(
-            job.controller_facts(),
+            self.world.job.controller_facts(),
             json.loads(disk.controller) if disk.controller is not None else None,
             self.incarnation,
             len(ledger),
-            lambda step: ledger[step].digest if step < len(ledger) and not job.sdc else None,
+            lambda step: ledger[step].digest if step < len(ledger) and not sdc else None,
             disk.newest(),
             self.world.wall() - self.engine.now,
             self.ledger_figures,
         )
         self.world.trace(f"controller {self.incarnation} starts")
+        self.world.watch.controller_started(self.incarnation)
         self.execute(self.controller, self.incarnation, self.controller.start(self.engine.now))
         for _, agent in sorted(self.agents.items()):
             if agent.alive and not agent.deserted:
@@ -152,10 +182,43 @@ class Cluster:
             self.deposed[self.incarnation] = self.controller
         self.controller = None
         self.unwritten.clear()
+        self.resume_controller()
         self.delay_last_words()
         if not self.restarting:
             self.restarting = True
-            self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller)
+            self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.start_controller, self.jobs)
+
+    def resume_controller(self) -> None:
+        """SIGCONT; or there is no such process any more."""
+        self.stopped = False
+        unheard, self.unheard = self.unheard, []
+        for incarnation, event in unheard:
+            self.think(incarnation, event)
+
+    def end_job(self) -> None:
+        """The job process is killed, and the local Ray with everything in it. Another job resumes the run."""
+        self.jobs += 1
+        self.world.trace("*** the job process dies, and all with it")
+        self.controller, self.restarting = None, False
+        self.deposed.clear()
+        self.unwritten.clear()
+        self.unheard.clear()
+        self.stopped = False
+        self.world.checks.begin_anew()
+        for agent in self.every_agent():
+            self.die(agent, "with the job")
+            agent.deserted = True
+        self.booting.clear()
+        self.away.clear()
+        self.engine.after(self.engine.jitter(self.world.profile.restart_seconds), self.resume_job, self.jobs)
+
+    def resume_job(self, job: int) -> None:
+        """`everstep run --resume`."""
+        disk = self.world.disk
+        if job == self.jobs:
+            if disk.controller is not None:
+                disk.controller = json.dumps(resumed_state(json.loads(disk.controller), same_faults=True))
+            self.start_controller(job)
 
     def delay_last_words(self) -> None:
         """What a dead controller has said may come after its successor's words: some time later, or (the worst moment)
@@ -171,7 +234,7 @@ class Cluster:
                 self.engine.at(agent.late[late], self.let_through, agent, late)
         if everywhere and self.agents:
             answering = random.choice(list(self.agents.values()))
-            self.world.faults.impair(answering)
+            self.world.effects.impair(answering.living())
             answering.slow_reports = random.choice((0.5, 2.0))
 
     def heal(self) -> None:
@@ -202,6 +265,9 @@ class Cluster:
         controller = self.controller if incarnation == self.incarnation else self.deposed.get(incarnation)
         if controller is None:
             return
+        if self.stopped and controller is self.controller:
+            self.unheard.append((incarnation, event))
+            return
         before = controller.ballots.plan
         actions = controller.handle(event, self.engine.now)
         plan = controller.ballots.plan
@@ -228,15 +294,19 @@ class Cluster:
         match action:
             case m.ToWorker():
                 if action.message["kind"] in ("ask", "plan"):
-                    self.world.faults.reached(f"{action.message['kind']} sent", None)
+                    self.world.reached(f"{action.message['kind']} sent", None)
                     if self.controller is None:
                         return
+                    if action.message["kind"] == "ask":
+                        self.world.watch.asked(Ballot(*action.message["ballot"]), action.worker)
                 self.to_worker(self.incarnation, action)
             case m.AppendLedger(record):
                 self.world.checks.ledger(record, disk.ledger)
                 self.write_ripe_manifests()
             case m.AppendEvent(kind, fields):
                 disk.events.append((self.engine.now, kind, fields))
+                self.world.watch.event(kind, fields)
+                self.world.checks.parked |= kind == "waiting"
                 self.world.trace(f"event {kind} {dict(fields)}")
             case m.Persist(state):
                 disk.controller = json.dumps(state)
@@ -255,15 +325,29 @@ class Cluster:
                 self.to_agent(slot, self.kill_worker, worker, fault)
             case m.KillAgent(slot, again):
                 after(self.engine.jitter(0.005), self.kill_agent_as_told, slot, again)
+            case m.PreemptAgent(slot, seconds):
+                self.to_agent(slot, lambda agent: preemption.notice(self, agent, seconds))
+            case m.ReleaseAgent(slot):
+                preemption.release(self, slot)
             case m.KillController():
                 self.kill_controller()
+            case m.Freeze(slot, worker, seconds, whole):
+                self.to_agent(slot, self.freeze, worker, seconds, whole)
+            case m.Thaw(slot, worker):
+                self.to_agent(slot, self.thaw, worker)
+            case m.ThawAgent(slot):
+                after(self.engine.jitter(0.005), self.thaw_agent, slot)
+            case m.FreezeController(seconds):
+                self.world.effects.freeze_controller(seconds)
+            case m.KillDriver():
+                after(0.0, self.world.effects.kill_driver)
             case m.WriteManifest(version, shards):
                 self.unwritten[version] = shards
                 self.write_ripe_manifests()
             case m.End(state, reason):
                 self.world.ended = (state, reason)
-            case m.WelcomeAgent():
-                pass
+            case m.WelcomeAgent(slot, node):
+                self.agents[slot].node = node
 
     def wake(self, incarnation: int, seconds: float) -> None:
         """One alarm clock per controller: the earliest wish counts, the others are forgotten with it."""
@@ -286,8 +370,10 @@ class Cluster:
     def write_manifest(self, incarnation: int, version: int, shards: Mapping[int, Mapping[str, Any]]) -> None:
         """In a thread of the controller's process: it may have died before, or die before it can tell."""
         if self.controller is not None:
-            self.world.faults.reached("save", None)
-        if self.controller is not None and self.incarnation == incarnation:
+            self.world.reached("save", None)
+        if self.stopped:
+            self.engine.after(STOPPED_SECONDS, self.write_manifest, incarnation, version, shards)
+        elif self.controller is not None and self.incarnation == incarnation:
             self.world.disk.publish(version, shards)
             self.think(self.incarnation, m.CheckpointWritten(version))
 
@@ -300,19 +386,33 @@ class Cluster:
             self.introduce(agent)
         elif slot not in self.booting:
             self.booting.add(slot)
-            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot, self.jobs)
 
-    def agent_up(self, slot: int) -> None:
-        self.booting.discard(slot)
+    def agent_up(self, slot: int, job: int) -> None:
+        if job != self.jobs:
+            return
         old = self.agents.get(slot)
+        if old is not None and old.alive and old.cut_off:  # nothing can be started there either
+            self.engine.after(STOPPED_SECONDS, self.agent_up, slot, job)
+            return
+        self.booting.discard(slot)
         if old is not None and old.alive:
             self.engine.after(self.engine.jitter(0.5), self.die, old, "superseded")
         self.lives += 1
         agent = self.agents[slot] = SimAgent(slot, f"{slot}-{self.lives}")
         self.introduce(agent)
+        self.beat(agent)
+
+    def beat(self, agent: SimAgent) -> None:
+        """It tells that it lives. The controller judges by that who doesn't."""
+        if agent.alive:
+            if not agent.stopped:
+                self.tell(agent, m.AgentBeat(agent.slot, agent.instance))
+            self.engine.after(BEAT_PERIOD_SECONDS, self.beat, agent)
 
     def introduce(self, agent: SimAgent) -> None:
         self.tell(agent, agent.introduction())
+        preemption.say_again(self, agent)
         self.engine.at(agent.up_last, self.introduced, self.incarnation, agent)
 
     def introduced(self, incarnation: int, agent: SimAgent) -> None:
@@ -331,10 +431,18 @@ class Cluster:
 
     def kill_agent_as_told(self, slot: int, again: bool) -> None:
         agent = self.agents.get(slot)
-        if agent is None or not agent.alive:
+        if agent is None or not agent.alive or agent.cut_off:
             return
         self.think(self.incarnation, m.Killed(-1, self.world.wall(), slot))
         self.lose_agent(agent, again=again, gone_for_good=not again)
+
+    def rejoin(self, agent: SimAgent) -> None:
+        """The last partition between it and the controller is mended: what was under way arrives."""
+        parked, agent.parked = agent.parked, []
+        for call, arguments in parked:
+            call(*arguments)
+        if agent.deserted:
+            self.engine.after(self.engine.jitter(0.5), self.die, agent, "superseded")
 
     def lose_agent(self, agent: SimAgent, again: bool, gone_for_good: bool) -> None:
         """``again``: Ray starts it again by itself. Else the shell says so, unless it is to stay away."""
@@ -344,7 +452,7 @@ class Cluster:
             return
         if again and slot not in self.booting:
             self.booting.add(slot)
-            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot)
+            self.engine.after(self.engine.jitter(self.world.profile.boot_seconds), self.agent_up, slot, self.jobs)
         elif gone_for_good:
             self.away.add(slot)
         named = agent.instance if again or gone_for_good else ""
@@ -359,7 +467,7 @@ class Cluster:
         """The shell can't reach a living agent and gives it up; its workers go on, and are killed when that can be."""
         if agent.alive and not agent.deserted:
             self.world.trace(f"*** agent {agent.instance} is given up, its workers live on")
-            self.world.faults.impair(agent)
+            self.world.effects.impair(agent.living())
             self.agent_down(agent, "")
 
     # --- workers --------------------------------------------------------------------------------------------------
@@ -377,9 +485,36 @@ class Cluster:
         agent.workers[worker] = self.world.workers[worker] = new
         info = m.WorkerInfo(worker, 1000 + worker, (f"host-{agent.slot}", 4000 + worker), {}, "")
         agent.infos[worker] = info
-        self.world.faults.reached("join", new)
+        self.world.reached("join", new)
         if new.alive:
             self.tell(agent, m.WorkerUp(info))
+
+    def freeze(self, agent: SimAgent, worker: WorkerId, seconds: float | None, whole: bool) -> None:
+        known = agent.workers.get(worker)
+        if whole:
+            self.world.effects.freeze_node(agent, seconds)
+        elif worker < 0:
+            self.world.effects.freeze_agent(agent, seconds)
+        elif known is not None and known.alive:
+            self.world.effects.freeze_worker(known, seconds)
+            self.tell(agent, m.Killed(worker, self.wall(agent)))
+
+    def thaw(self, agent: SimAgent, worker: WorkerId) -> None:
+        if worker in agent.workers:
+            agent.workers[worker].resume()
+
+    def thaw_agent(self, slot: int) -> None:
+        if slot in self.agents:
+            self.world.effects.thaw_node(self.agents[slot])
+
+    def watch_frozen(self, worker: SimWorker, since: float) -> None:
+        """Its agent, if that runs, sees that it is stopped and silent, and kills it before anybody hears of it."""
+        if not (worker.alive and worker.stopped and worker.stopped_at == since and worker.agent.alive):
+            return
+        if worker.agent.stopped or worker.stubborn_until > self.engine.now:
+            self.engine.after(FROZEN_SECONDS, self.watch_frozen, worker, since)
+        else:
+            self.worker_dies(worker, "stopped, and silent: killed", notice="frozen")
 
     def kill_worker(self, agent: SimAgent, worker: WorkerId, fault: bool) -> None:
         if worker in agent.starting:
@@ -390,10 +525,10 @@ class Cluster:
                 self.engine.at(known.stubborn_until, self.kill_worker, agent, worker, fault)
                 return
             if fault:
-                self.tell(agent, m.Killed(worker, self.world.wall()))
+                self.tell(agent, m.Killed(worker, self.wall(agent)))
             self.worker_dies(known, "SIGKILL")
 
-    def worker_dies(self, worker: SimWorker, why: str, unseen_seconds: float = 0.0) -> None:
+    def worker_dies(self, worker: SimWorker, why: str, unseen_seconds: float = 0.0, notice: str = "exit") -> None:
         if worker.alive:
             self.world.trace(f"*** worker {worker.id} dies in step {worker.tx.step}: {why}")
             self.world.checks.failing([worker])
@@ -405,15 +540,20 @@ class Cluster:
                 seen += unseen_seconds
             elif self.engine.random.random() < 0.1:
                 seen = self.engine.now + 0.0001  # before its own last words
-            self.engine.at(seen, self.worker_exited, worker, why)
+            self.engine.at(seen, self.worker_exited, worker, why, notice)
 
-    def worker_exited(self, worker: SimWorker, why: str) -> None:
-        agent, now = worker.agent, self.world.wall()
-        if agent.alive:
+    def worker_exited(self, worker: SimWorker, why: str, notice: str) -> None:
+        agent, now = worker.agent, self.wall(worker.agent)
+        if agent.alive and agent.stopped:
+            agent.backlog.append((self.worker_exited, (worker, why, notice)))
+        elif agent.alive:
             agent.exited.append(m.Exit(worker.id, why, now, worker.driver.computed))
-            self.tell(agent, m.WorkerExited(worker.id, why, now))
+            self.tell(agent, m.WorkerExited(worker.id, why, now, notice))
 
     # --- messages -------------------------------------------------------------------------------------------------
+
+    def wall(self, agent: SimAgent) -> float:
+        return self.world.wall() + agent.ahead_seconds
 
     def control_seconds(self) -> float:
         random = self.engine.random.random
@@ -428,6 +568,9 @@ class Cluster:
     def at_agent(self, worker: SimWorker, message: dict[str, Any]) -> None:
         if not worker.agent.alive:
             return
+        if worker.agent.stopped:
+            worker.agent.backlog.append((self.at_agent, (worker, message)))
+            return
         if message["kind"] == "WorkerLinked":
             worker.agent.linked.add(worker.id)
         elif message["kind"] == "Reported":
@@ -438,8 +581,13 @@ class Cluster:
         """An agent's word to the controller that it knows; none is kept for later."""
         if self.controller is None and self.incarnation not in self.deposed:
             return
+        if agent.cut_off:
+            agent.parked.append((self.tell, (agent, event)))
+            return
         arrival = max(agent.up_last, self.engine.now + self.control_seconds(), agent.held_until)
         agent.up_last = arrival
+        if arrival > self.engine.now + AGENT_SILENT_SECONDS / 2:  # it may well be taken for dead
+            self.world.effects.impair(agent.living())
         self.engine.at(arrival, self.think, self.incarnation, event)
 
     def to_worker(self, incarnation: int, action: m.ToWorker) -> None:
@@ -457,6 +605,12 @@ class Cluster:
         if agent is None or not agent.alive or agent.deserted:
             return
         lane = self.incarnation if incarnation is None else incarnation
+        if agent.cut_off:
+            agent.parked.append((self.to_this_agent, (agent, lane, call, arguments)))
+        else:
+            self.to_this_agent(agent, lane, call, arguments)
+
+    def to_this_agent(self, agent: SimAgent, lane: int, call: Any, arguments: tuple[Any, ...]) -> None:
         arrival = max(agent.down_last.get(lane, 0.0), self.engine.now + self.control_seconds(), agent.held_until)
         agent.down_last[lane] = arrival
         self.engine.at(arrival, self.at_slot, agent, lane, call, arguments)
@@ -464,5 +618,7 @@ class Cluster:
     def at_slot(self, agent: SimAgent, lane: int, call: Any, arguments: tuple[Any, ...]) -> None:
         if lane in agent.late:
             agent.held.setdefault(lane, []).append((call, arguments))
+        elif agent.stopped:
+            agent.backlog.append((self.at_slot, (agent, lane, call, arguments)))
         elif agent.alive:
             call(agent, *arguments)

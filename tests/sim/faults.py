@@ -8,15 +8,14 @@ happens    at the n-th time that its point is reached from then on, or when the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from elastic import messages as m
+from tests.sim import preemption
+from tests.sim.mishaps import DISRUPTIVE, KINDS, Mishaps
 
 if TYPE_CHECKING:
-    from tests.sim.cluster import SimAgent
     from tests.sim.worker import SimWorker
     from tests.sim.world import World
 
@@ -33,26 +32,6 @@ STEP_POINTS = (
     "gate",
 )
 CHANGE_POINTS = ("ask sent", "ask", "report", "plan sent", "plan", "fill", "filled", "moved", "refound", "join", "lost")
-KINDS = {
-    "kill-worker": 30,
-    "kill-node": 6,
-    "kill-agent": 5,
-    "kill-controller": 12,
-    "add-node": 5,
-    "freeze-worker": 8,
-    "slow-link": 5,
-    "slow-worker": 4,
-    "cut-link": 10,
-    "isolate-worker": 4,
-    "evict-worker": 4,
-    "favour-worker": 3,
-    "kill-holder": 4,
-    "lose-worker": 4,
-    "hold-node": 4,
-    "split-node": 5,
-    "desert-node": 8,
-}
-DISRUPTIVE = set(KINDS) - {"add-node", "freeze-worker", "slow-link", "slow-worker", "favour-worker", "hold-node"}
 PER_STEP = {"compute": 5, "contributed": 15, "reduced": 4, "gradient in flight": 4, "vote": 14, "certified": 5}
 PER_STEP |= {"publish": 14, "install": 5}
 
@@ -121,15 +100,15 @@ MOTIFS: tuple[tuple[Link, ...], ...] = (
     ),
     # everything is lost, and the rollback is disturbed
     (
-        (("kill-node", "kill-worker"), ("reduced", "vote", "fill"), 8, True),
-        (("kill-worker", "kill-node"), ("ask", "report", "plan"), 4, False),
-        (("kill-worker", "kill-node", "cut-link", "kill-controller"), ("plan", "install"), 6, False),
+        (("lose-node", "kill-worker"), ("reduced", "vote", "fill"), 8, True),
+        (("kill-worker", "lose-node"), ("ask", "report", "plan"), 4, False),
+        (("kill-worker", "lose-node", "cut-link", "kill-controller"), ("plan", "install"), 6, False),
     ),
 )
 
 
 @dataclass
-class Fault:
+class Chance:
     kind: str
     point: str
     count: int
@@ -140,28 +119,28 @@ class Fault:
 
 
 class Faults:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, drawn: bool) -> None:
         self.world, self.random = world, world.engine.random
-        self.planned = self.draw()
-        self.waiting: dict[str, list[Fault]] = {}
-        self.armed = False
+        self.mishaps = Mishaps(world, self.holders)
+        self.planned = self.draw() + preemption.planned(world.seed, world.job.steps) if drawn else []
+        self.waiting: dict[str, list[Chance]] = {}
         self.happened: list[tuple[str, str]] = []
         self.coverage: Counter[tuple[str, str]] = Counter()
         self.weak: int | None = None  # the shard whose holders are hit by preference
 
-    def draw(self) -> list[Fault]:
+    def draw(self) -> list[Chance]:
         """By chance; in most seeds part of it is a motif. All are to happen before the job's end."""
         random, job = self.random, self.world.job
         number = random.choice((3, 3, 4, 5, 6))
         end = min([job.steps, *(entry.at_step for entry in job.faults if entry.fault == "stop")])
         latest = sorted(random.randrange(1, max(2, end - 3)) for _ in range(number))
-        faults: list[Fault] = []
+        faults: list[Chance] = []
         for index in range(number):
             faults.append(self.draw_one(latest[index], faults[-1] if faults else None))
         if random.random() < 0.6:
             at = random.randrange(2)
             motif = [
-                Fault(random.choice(kinds), random.choice(points), random.randint(1, most), 0, 0, True, here)
+                Chance(random.choice(kinds), random.choice(points), random.randint(1, most), 0, 0, True, here)
                 for kinds, points, most, here in random.choice(MOTIFS)
             ]
             motif[0].earliest, motif[0].latest = faults[at].earliest, faults[at].latest
@@ -171,7 +150,7 @@ class Faults:
             fault.latest = min(end - 1, max(fault.latest, before.latest + 1))
         return faults
 
-    def draw_one(self, latest: int, before: Fault | None) -> Fault:
+    def draw_one(self, latest: int, before: Chance | None) -> Chance:
         random, job = self.random, self.world.job
         (kind,) = random.choices(list(KINDS), list(KINDS.values()))
         chained = before is not None and random.random() < 0.5
@@ -182,7 +161,7 @@ class Faults:
             point = random.choice([p for p in STEP_POINTS if not lacking.get(p, False)])
             count = 1 + random.randrange(2 * PER_STEP.get(point, 3))
         earliest = max(0, latest - 3) if before is not None or random.random() < 0.9 else -1
-        return Fault(kind, point, count, earliest, latest, chained, random.random() < 0.6)
+        return Chance(kind, point, count, earliest, latest, chained, random.random() < 0.6)
 
     # --- waiting for the moment ---------------------------------------------------------------------------------
 
@@ -198,11 +177,11 @@ class Faults:
     def arm(self, step: int) -> None:
         while self.planned and not self.planned[0].chained and self.planned[0].earliest <= step:
             self.wait_for(self.planned.pop(0))
-        self.armed = bool(self.waiting)
+        self.world.look_who_waits()
 
-    def wait_for(self, fault: Fault) -> None:
+    def wait_for(self, fault: Chance) -> None:
         self.waiting.setdefault(fault.point, []).append(fault)
-        self.armed = True
+        self.world.look_who_waits()
 
     def reached(self, point: str, worker: SimWorker | None) -> None:
         waiting = self.waiting.get(point)
@@ -213,7 +192,7 @@ class Faults:
             if fault.count <= 0:
                 self.happen(fault, point, worker)
 
-    def happen(self, fault: Fault, point: str, worker: SimWorker | None) -> None:
+    def happen(self, fault: Chance, point: str, worker: SimWorker | None) -> None:
         waiting = self.waiting[fault.point]
         waiting.remove(fault)
         if not waiting:
@@ -225,7 +204,7 @@ class Faults:
         target = worker if fault.here and worker is not None and worker.alive else self.somebody()
         self.world.trace(f"*** {fault.kind} at {point}, target {target}")
         if target is not None:
-            getattr(self, fault.kind.replace("-", "_"))(target)
+            self.mishaps.happen(fault.kind, target)
         while self.planned and self.planned[0].chained:
             self.wait_for(self.planned.pop(0))
             break
@@ -253,136 +232,5 @@ class Faults:
         found = [self.world.workers[w] for w in (where.owner, *where.backups)]
         return [w for w in found if w.alive]
 
-    # --- the faults ---------------------------------------------------------------------------------------------
 
-    def by_request(self, text: str) -> bool:
-        """Now and then through the command line, so that the controller does it itself."""
-        return self.random.random() < 0.2 and self.world.request(text)
-
-    def kill_worker(self, target: SimWorker) -> None:
-        if not self.by_request(f"kill-worker={target.id}"):
-            self.world.cluster.worker_dies(target, "kill-worker")
-
-    def kill_holder(self, target: SimWorker) -> None:
-        holders = self.holders()
-        self.world.cluster.worker_dies(self.random.choice(holders) if holders else target, "kill-holder")
-
-    def lose_worker(self, target: SimWorker) -> None:
-        """It dies, and its agent is slow to see it."""
-        self.world.cluster.worker_dies(target, "lose-worker", self.random.choice((0.5, 1.5, 4.0)))
-
-    def kill_node(self, target: SimWorker) -> None:
-        """The node is gone; the shell asks for another in its place."""
-        self.world.cluster.lose_agent(target.agent, again=False, gone_for_good=False)
-
-    def kill_agent(self, target: SimWorker) -> None:
-        self.world.cluster.lose_agent(target.agent, again=True, gone_for_good=False)
-
-    def kill_controller(self, target: SimWorker) -> None:
-        if not self.by_request("kill-controller"):
-            self.world.cluster.kill_controller()
-
-    def add_node(self, target: SimWorker) -> None:
-        self.world.request("add-node")
-
-    def freeze_worker(self, target: SimWorker) -> None:
-        """SIGSTOP, and SIGCONT some time later; perhaps in a state in which it can't be killed either."""
-        target.stopped = target.impaired = True
-        self.perhaps_stubborn(target)
-        seconds = self.random.choice((0.05, 0.3, 1.0, 4.0, 20.0))
-        self.world.engine.after(self.world.engine.jitter(seconds), target.resume)
-
-    def perhaps_stubborn(self, target: SimWorker) -> None:
-        """A signal to it takes effect only after a while."""
-        if self.random.random() < 0.5:
-            target.stubborn_until = self.world.engine.now + self.random.choice((0.5, 3.0, 10.0))
-
-    def slow_link(self, target: SimWorker) -> None:
-        slow = self.world.network.slow
-        for other in self.others(target):
-            if self.random.random() < 0.5:
-                factor = self.random.choice((10.0, 100.0))
-                slow[target.id, other.id] = factor
-                if self.random.random() < 0.5:
-                    slow[other.id, target.id] = factor
-
-    def slow_worker(self, target: SimWorker) -> None:
-        target.slowness *= self.random.choice((5.0, 20.0))
-
-    def cut_link(self, target: SimWorker) -> None:
-        others = self.others(target)
-        if others:
-            self.cut(target, [self.random.choice(others)], self.random.choice((0.0, 0.3, 2.0)))
-
-    def isolate_worker(self, target: SimWorker) -> None:
-        self.cut(target, self.others(target), self.random.choice((0.0, 1.0, 3.0)))
-        self.perhaps_stubborn(target)
-        if self.random.random() < 0.5:
-            self.hold_control(target.agent, self.random.choice((0.2, 2.0)))
-
-    def evict_worker(self, target: SimWorker) -> None:
-        """It loses its links, can't say so, and survives being killed for a while."""
-        target.stubborn_until = self.world.engine.now + self.random.choice((1.0, 4.0, 10.0))
-        target.mute_until = self.world.engine.now + self.random.choice((0.3, 0.5, 1.0, 2.0))
-        self.cut(target, self.others(target), self.random.choice((0.0, 1.0)))
-
-    def favour_worker(self, target: SimWorker) -> None:
-        """Everything between the others takes its time, so that this one is ahead."""
-        network = self.world.network
-        seconds = self.random.choice((0.2, 0.6, 1.5))
-        others = self.others(target)
-        for sender in others:
-            for receiver in others:
-                if sender is not receiver:
-                    base = network.base(sender, receiver)
-                    network.slow[sender.id, receiver.id] = max(1.0, self.world.engine.jitter(seconds) / base)
-        self.world.engine.after(self.world.engine.jitter(3.0), network.slow.clear)
-
-    def cut(self, target: SimWorker, others: Iterable[SimWorker], blocked_seconds: float) -> None:
-        network = self.world.network
-        for other in others:
-            target.impaired = other.impaired = True
-            network.cut(target, other)
-            if blocked_seconds:
-                pair = frozenset((target.id, other.id))
-                network.blocked.add(pair)
-                self.world.engine.after(self.world.engine.jitter(blocked_seconds), network.blocked.discard, pair)
-
-    def hold_node(self, target: SimWorker) -> None:
-        """The node is cut off, but not for long enough that anyone takes its links for broken."""
-        until = self.world.engine.now + self.random.choice((0.1, 0.5, 3.0))
-        self.impair(target.agent)
-        for worker in target.agent.living():
-            for other in self.world.workers.values():
-                if other.agent is not target.agent:
-                    self.world.network.held[frozenset((worker.id, other.id))] = until
-        target.agent.held_until = until
-
-    def split_node(self, target: SimWorker) -> None:
-        """The net splits; the controller's side goes on without this node, whose workers go on by themselves."""
-        seconds = self.random.choice((0.5, 2.0, 6.0))
-        for worker in target.agent.living():
-            self.cut(worker, [w for w in self.others(worker) if w.agent is not target.agent], seconds)
-        target.agent.held_until = self.world.engine.now + seconds
-        notice = self.world.engine.jitter(self.world.profile.notice_seconds)
-        self.world.engine.after(notice, self.world.cluster.desert, target.agent)
-
-    def desert_node(self, target: SimWorker) -> None:
-        """The shell takes the agent for dead; the workers and their links know nothing of it."""
-        if self.random.random() < 0.5:
-            self.hold_control(target.agent, self.random.choice((0.2, 2.0)))
-        self.world.cluster.desert(target.agent)
-
-    def impair(self, agent: SimAgent) -> None:
-        for worker in agent.living():
-            worker.impaired = True
-
-    def hold_control(self, agent: SimAgent, seconds: float) -> None:
-        self.impair(agent)
-        agent.held_until = self.world.engine.now + seconds
-
-    def others(self, target: SimWorker) -> list[SimWorker]:
-        return [w for w in self.world.workers.values() if w.alive and w is not target]
-
-
-__all__ = ["CHANGE_POINTS", "KINDS", "STEP_POINTS", "Faults", "m"]
+__all__ = ["CHANGE_POINTS", "KINDS", "STEP_POINTS", "Chance", "Faults"]

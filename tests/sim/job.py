@@ -56,8 +56,8 @@ class Job:
             self.steps,
             self.micro_batches,
             self.faults,
-            self.global_batch,
-            self.guard,
+            global_batch=self.global_batch,
+            guard=self.guard,
         )
 
 

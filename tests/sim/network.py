@@ -1,14 +1,16 @@
 """Links between simulated workers: one FIFO lane per direction and link, each pair with delays of its own.
 
 A mesh promises what runtime/comm/link.py says. Besides that a link can be cut (what is under way is lost, both ends
-notice later, each in its own time), a pair can be blocked (no new link until the block is lifted) or held (all is
-delayed until then, nothing is lost), and of a dead worker's last frames any number may still arrive.
+notice later, each in its own time), a pair can be blocked (no new link until the block is lifted), a direction can be
+partitioned (nothing passes until it is mended, then everything does; no end notices) or late, and of a dead worker's
+last frames any number may still arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from runtime.comm.link import ConnectFailed, LinkCounters, LinkDown, LinkUp, Received
 from runtime.protocol import Frame, FrameKind, WorkerId
@@ -66,8 +68,14 @@ class SimMesh:
         self.owner.at(POINT_OF[frame.kind])
         if frame.kind is FrameKind.PARAMETERS and self.owner.ahead:
             self.owner.at("ahead")
-        self.network.carry(lane, frame)
+        self.put(lane, frame)
         return True
+
+    def put(self, lane: Lane, frame: Frame) -> None:
+        if self.owner.stopped:  # in the middle of what it was doing: the rest follows when it goes on
+            self.owner.backlog.append((self.put, (lane, frame)))
+        else:
+            self.network.carry(lane, frame)
 
     def close(self, peer: WorkerId) -> None:
         self.dialing.discard(peer)
@@ -97,7 +105,9 @@ class Network:
         self.engine, self.base_seconds, self.workers = engine, base_seconds, workers
         self.bases: dict[tuple[WorkerId, WorkerId], float] = {}
         self.slow: dict[tuple[WorkerId, WorkerId], float] = {}  # factor
-        self.held: dict[frozenset[WorkerId], float] = {}  # until
+        self.late: dict[tuple[WorkerId, WorkerId], float] = {}  # seconds more
+        self.partitioned: Counter[tuple[WorkerId, WorkerId]] = Counter()  # directions in which nothing passes
+        self.parked: dict[tuple[WorkerId, WorkerId], list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
         self.blocked: set[frozenset[WorkerId]] = set()
         self.severed: set[frozenset[WorkerId]] = set()  # blocked for good: healing doesn't help
         self.calm = False  # healed: nothing is slow, held or blocked any more
@@ -105,6 +115,9 @@ class Network:
     # --- frames -----------------------------------------------------------------------------------------------
 
     def carry(self, lane: Lane, frame: Frame) -> None:
+        if self.partitioned and (lane.sender.id, lane.receiver.id) in self.partitioned:
+            self.park(lane, self.carry, lane, frame)
+            return
         arrival = max(lane.last + 1e-9, self.engine.now + self.delay(lane))
         lane.last = arrival
         self.engine.at(arrival, self.deliver, lane, frame)
@@ -116,12 +129,9 @@ class Network:
             return seconds
         if random() < 0.01:
             seconds *= 30.0 * random()
-        if self.slow or self.held:
+        if self.slow or self.late:
             key = (lane.sender.id, lane.receiver.id)
-            seconds *= self.slow.get(key, 1.0)
-            until = self.held.get(frozenset(key))
-            if until is not None:
-                seconds = max(seconds, until - self.engine.now + seconds)
+            seconds = seconds * self.slow.get(key, 1.0) + self.late.get(key, 0.0)
         return seconds
 
     def deliver(self, lane: Lane, frame: Frame) -> None:
@@ -140,6 +150,33 @@ class Network:
             known = self.bases[key] = self.base_seconds(sender.id)
         return known
 
+    # --- partitions -------------------------------------------------------------------------------------------
+
+    def part(self, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> None:
+        """From now on nothing passes in these directions."""
+        self.partitioned.update(pairs)
+
+    def mend(self, pairs: Iterable[tuple[WorkerId, WorkerId]]) -> None:
+        """What one partition did; where another still holds, nothing passes yet."""
+        for pair in pairs:
+            self.partitioned[pair] -= 1
+            if self.partitioned[pair] <= 0:
+                del self.partitioned[pair]
+                for call, arguments in self.parked.pop(pair, ()):
+                    call(*arguments)
+
+    def mend_all(self) -> None:
+        while self.partitioned:
+            self.mend(list(self.partitioned))
+
+    def park(self, lane: Lane, call: Callable[..., None], *arguments: Any) -> None:
+        self.parked.setdefault((lane.sender.id, lane.receiver.id), []).append((call, arguments))
+
+    def apart(self, pair: frozenset[WorkerId]) -> bool:
+        """Whether no link can be made between these two."""
+        there, back = tuple(pair), tuple(pair)[::-1]
+        return pair in self.blocked or pair in self.severed or there in self.partitioned or back in self.partitioned
+
     # --- links ------------------------------------------------------------------------------------------------
 
     def dial(self, dialer: SimWorker, peer: WorkerId) -> None:
@@ -151,7 +188,7 @@ class Network:
             return
         other = self.workers.get(peer)
         pair = frozenset((dialer.id, peer))
-        if other is None or not other.alive or pair in self.blocked or pair in self.severed:
+        if other is None or not other.alive or self.apart(pair):
             dialer.mesh.dialing.discard(peer)
             dialer.receive(dialer.on_link, ConnectFailed(peer, "refused"))
             return
@@ -197,6 +234,9 @@ class Network:
 
     def tell_down(self, lane: Lane, reason: str) -> None:
         """The receiving end notices after the last frame that it still gets."""
+        if (lane.sender.id, lane.receiver.id) in self.partitioned:
+            self.park(lane, self.tell_down, lane, reason)
+            return
         notice = max(self.engine.now, min(lane.lost_after, lane.last)) + self.engine.jitter(0.001 + lane.base)
         self.engine.at(notice, self.down, lane.receiver, lane, reason)
 

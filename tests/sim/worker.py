@@ -10,13 +10,16 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from elastic.faults import FORMS, Fault, FaultKind, Point
 from runtime import actions as a
+from runtime import change
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, MicroBatchDone
 from runtime.driver import REDIAL_SECONDS, Driver
-from runtime.protocol import NO_BALLOT, Certificate, Frame, FrameKind, WorkerId
+from runtime.protocol import NO_BALLOT, Ballot, Certificate, Frame, FrameKind, WorkerId, plan_from_plain
 from runtime.saving import Saved
 from runtime.step import StepTransaction
+from tests.sim.clock import CLOCK
 from tests.sim.network import SimMesh
 from tests.sim.values import Cell, HashArithmetic, digest_of, rank_gradient
 from tests.sim.violation import Violation
@@ -40,12 +43,15 @@ class WatchedTransaction(StepTransaction):
 
     def enter(self, step: int) -> None:
         self.sim.marks.append("install")
+        self.sim.world.watch.entered(self.sim, step)
         self.sim.world.checks.entering(self.sim, step)
         super().enter(step)
 
     def certify(self, certificate: Certificate) -> None:
         self.sim.marks.append("certified")
         self.sim.ahead = self.sim.world.checks.certifying(self.sim, certificate)
+        if self.sim.ahead:
+            self.sim.world.watch.certified(self.sim, certificate)
         super().certify(certificate)
         self.sim.world.checks.holders()
 
@@ -66,6 +72,10 @@ class WatchedDriver(Driver):
             sim.world.violation(f"worker {sim.id} is frozen and does {type(action).__name__}")
         if (point := POINT_OF_ACTION.get(type(action))) is not None:
             sim.at(point)
+        if isinstance(action, a.SendReport):
+            sim.world.watch.promised(sim)
+        elif isinstance(action, a.Filled):
+            sim.world.watch.filled(sim, action.shard)
         super().act(action)
         if point == "report" and sim.moved_here() is not None:
             sim.at("moved")
@@ -165,6 +175,11 @@ class SimSaver:
         self.owner.later(self.free_at - engine.now, self._written, version, shard, value)
 
     def _written(self, version: int, shard: int, value: Any) -> None:
+        if shard >= 0:
+            self.owner.world.reached("write", self.owner)
+        self.owner.call(self._durable, (version, shard, value))
+
+    def _durable(self, version: int, shard: int, value: Any) -> None:
         disk = self.owner.world.disk
         if shard >= 0:
             saved = Saved(version, shard, disk.write_shard(version, shard, value))
@@ -182,6 +197,7 @@ class SimWorker:
         self.world, self.agent, self.id, self.slowness = world, agent, worker, slowness
         self.alive = True
         self.stopped = False  # by a signal
+        self.stopped_at = 0.0
         self.impaired = False  # something was done to it or its links, so to give it up is no mistake
         self.mute_until = 0.0  # its agent hears nothing of it before, and it nothing of its agent
         self.stubborn_until = 0.0  # no signal that its agent sends has effect before
@@ -214,19 +230,22 @@ class SimWorker:
     closed = None
 
     def send(self, message: dict[str, Any]) -> None:
-        self.world.cluster.from_worker(self, message)
+        if self.stopped:
+            self.backlog.append((self.send, (message,)))
+        else:
+            self.world.cluster.from_worker(self, message)
 
     # --- being run ----------------------------------------------------------------------------------------------
 
     def later(self, seconds: float, call: Any, *arguments: Any) -> None:
         """A call of another thread of this process: not while it is stopped, never once it is dead."""
-        self.world.engine.after(seconds, self._call, call, arguments)
+        self.world.engine.after(seconds, self.call, call, arguments)
 
-    def _call(self, call: Any, arguments: tuple[Any, ...]) -> None:
+    def call(self, call: Any, arguments: tuple[Any, ...]) -> None:
         if not self.alive:
             return
         if self.stopped:
-            self.backlog.append((self._call, (call, arguments)))
+            self.backlog.append((self.call, (call, arguments)))
         else:
             call(*arguments)
 
@@ -237,6 +256,7 @@ class SimWorker:
         if self.stopped:
             self.backlog.append((self.receive, (call, *arguments)))
             return
+        CLOCK.ahead_seconds = self.agent.ahead_seconds
         try:
             call(*arguments)
         except Died:
@@ -267,6 +287,7 @@ class SimWorker:
     def resume(self) -> None:
         """SIGCONT: everything that came meanwhile is there at once."""
         if self.stopped:
+            self.world.watch.woke(self)
             self.stopped = False
             backlog, self.backlog = self.backlog, []
             for call, arguments in backlog:
@@ -281,28 +302,61 @@ class SimWorker:
         if frame.kind is FrameKind.GRADIENT:
             self.at("gradient in flight")
         elif frame.kind is FrameKind.PARAMETERS and self.tx.certificate is None:
-            self.world.faults.reached("overtaken", self.world.workers[sender])
+            self.world.reached("overtaken", self.world.workers[sender])
+        elif frame.kind is FrameKind.SNAPSHOT:
+            self.at("take")
+            if self.put_off(self._frame, sender, frame):
+                return
         if self.world.tracing:
             self.world.trace_frame(self, sender, frame)
+        if frame.kind is not FrameKind.LOST and self.tx.admit(frame) < 0:
+            self.world.watch.over(self, sender, frame.ballot)
         self.driver.on_link(Received(sender, frame))
 
     def on_link(self, event: LinkUp | LinkDown | ConnectFailed | Received) -> None:
         if self.world.tracing:
             self.world.trace(f"worker {self.id}: {event}")
+        if isinstance(event, LinkDown) and self.driver.is_member(event.peer):
+            self.world.watch.lost_link(self, event.peer)
         self.driver.on_link(event)
 
     def on_message(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
+        if kind == "inject":  # what the driver does about it kills a process
+            self.world.vocabulary.inject(self.hit_by(message["fault"]))
+            return
         if kind in ("ask", "plan"):
             self.at(kind)
+            if kind == "plan" and self.world.vocabulary.waiting and self.accepts(message["plan"]):
+                self.at("first plan" if self.tx.plan is None else "next plan")
+            if self.put_off(self.on_message, message):
+                return
         if self.world.tracing:
             self.world.trace_message(self, message)
         before = self.tx.plan
         self.driver.on_message(message)
+        if kind == "plan" and self.tx.plan is before:
+            self.world.watch.refused(self, Ballot(*message["plan"]["ballot"]))
         if self.tx.plan is not before:
+            self.world.watch.installed(self, self.tx.installed())
             self.world.checks.installed(self)
             if self.world.checks.refound and self.id not in self.world.checks.refound:
                 self.at("refound")
+
+    def hit_by(self, plain: dict[str, Any]) -> Fault:
+        kind = FaultKind(plain["kind"])
+        during = None if plain["during"] is None else Point(plain["during"])
+        target = self.agent.node if FORMS[kind].number == "NODE" else self.id
+        return Fault(**{**plain, "kind": kind, "during": during, "target": target})
+
+    def accepts(self, plan: Any) -> bool:
+        return change.accepts(self.tx, plan_from_plain(plan))  # type: ignore[arg-type]
+
+    def put_off(self, call: Any, *arguments: Any) -> bool:
+        """Stopped right before it: this is done when it goes on."""
+        if self.stopped:
+            self.backlog.append((self.receive, (call, *arguments)))
+        return self.stopped
 
     def on_outcome(self, outcome: Any) -> None:
         if isinstance(outcome, Computed):
@@ -327,8 +381,8 @@ class SimWorker:
 
     def at(self, point: str) -> None:
         """A protocol point: whatever is planned to happen here happens now."""
-        if self.world.faults.armed:
-            self.world.faults.reached(point, self)
+        if self.world.armed:
+            self.world.reached(point, self)
             if not self.alive:
                 raise Died
 
@@ -341,5 +395,6 @@ class SimWorker:
 
     def kill(self) -> None:
         self.alive = False
+        self.world.watch.died(self)
         self.backlog.clear()
         self.world.network.died(self)

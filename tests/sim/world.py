@@ -5,27 +5,28 @@ disturbed ──all faults have happened, some seconds pass──▶ healed ─�
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Protocol
 
-import runtime.driver
 from elastic import messages as m
 from runtime.protocol import Frame, WorkerId
 from tests.sim.checks import Checks
+from tests.sim.clock import WALL_START_SECONDS, simulated_time
 from tests.sim.cluster import Cluster, Disk
+from tests.sim.effects import Effects
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
-from tests.sim.job import draw_guard, draw_job, draw_profile
+from tests.sim.job import FaultEntry, Job, Profile, draw_guard, draw_job, draw_profile
 from tests.sim.network import Network
 from tests.sim.values import Judge, Reference, digest_of
 from tests.sim.violation import Violation
+from tests.sim.vocabulary import Vocabulary
+from tests.sim.watch import Watch
 from tests.sim.worker import SimWorker
 from tests.sim.wrongs import Wrongs
 
-WALL_START_SECONDS = 1.7e9
 PATIENCE_SECONDS = 240.0  # from healing to the end
 MAX_EVENTS = 150_000
 NURSE_SECONDS = 3.0
@@ -43,45 +44,43 @@ class Outcome:
     recomputed: int
     faults: list[tuple[str, str]]  # (protocol point, kind)
     job_faults: int  # from the job's own list
+    reached: tuple[bool, ...]  # of a script's faults: whether each came to its point
     trace: list[str] = field(default_factory=list)
 
 
-class _Clock:
-    """Stands in for the `time` module in the driver."""
+class Script(Protocol):
+    """Faults that depend on what has happened."""
 
-    engine: Engine | None = None
+    reached: Mapping[int, bool]  # whether each came to its point
 
-    def monotonic(self) -> float:
-        assert self.engine is not None
-        return self.engine.now
-
-    def time(self) -> float:
-        return WALL_START_SECONDS + self.monotonic()
+    def progress(self, step: int) -> None: ...
 
 
-CLOCK = _Clock()
+@dataclass(frozen=True)
+class Setting:
+    """A run that is laid down instead of drawn: no random fault happens in it but those of the schedule."""
 
-
-@contextmanager
-def simulated_time(engine: Engine) -> Iterator[None]:
-    real: Any = runtime.driver.time
-    runtime.driver.time = CLOCK  # type: ignore[assignment]
-    CLOCK.engine = engine
-    try:
-        yield
-    finally:
-        runtime.driver.time = real
-        CLOCK.engine = None
+    job: Job
+    profile: Profile
+    schedule: tuple[FaultEntry, ...] = ()
+    script: Callable[[World], Script] | None = None  # more faults, as things go
+    random: Random | None = None  # decides what chance would
 
 
 class World:
-    def __init__(self, seed: int, tracing: bool = False) -> None:
+    def __init__(
+        self, seed: int, tracing: bool = False, setting: Setting | None = None, watch: Watch | None = None
+    ) -> None:
         self.seed, self.tracing = seed, tracing
         self.traced: list[str] = []
         self.engine = Engine(seed)
-        random = self.engine.random
-        job, self.profile = draw_job(random), draw_profile(random)
-        self.job = job if job.sdc else replace(job, guard=draw_guard(Random(f"{seed}/guard")))
+        if setting is not None:
+            self.engine.random = setting.random or self.engine.random
+            self.job, self.profile = setting.job, setting.profile
+        else:
+            self.job, self.profile = draw_job(self.engine.random), draw_profile(self.engine.random)
+            if not self.job.sdc:
+                self.job = replace(self.job, guard=draw_guard(Random(f"{seed}/guard")))
         self.reference = Reference(seed, self.job)
         self.judge = Judge()
         self.workers: dict[WorkerId, SimWorker] = {}
@@ -89,8 +88,13 @@ class World:
         self.disk = Disk()
         self.cluster = Cluster(self)
         self.checks = Checks(self)
-        self.faults = Faults(self)
-        self.wrongs = Wrongs(self)
+        self.watch = watch or Watch()
+        self.armed = False  # somebody waits for a protocol point
+        self.effects = Effects(self)
+        self.faults = Faults(self, drawn=setting is None)
+        self.vocabulary = Vocabulary(self, setting.schedule if setting is not None else ())
+        self.script = setting.script(self) if setting is not None and setting.script is not None else None
+        self.wrongs = Wrongs(self, drawn=setting is None)
         self.ended: tuple[str, str] | None = None
         self.healed_at: float | None = None
         self.noises = 0
@@ -102,7 +106,7 @@ class World:
         violation = None
         try:
             with simulated_time(self.engine):
-                self.faults.arm(-1)
+                self.progress(-1)
                 self.cluster.start_controller()
                 while self.ended is None and (self.engine.step() or self.revived()):
                     self.look()
@@ -121,8 +125,9 @@ class World:
             self.checks.plans,
             self.checks.rollbacks,
             self.checks.recomputed,
-            self.faults.happened,
+            self.faults.happened + [(hook or "at once", str(fault.kind)) for fault, hook in self.vocabulary.happened],
             sum(kind == "fault_injected" and "index" in fields for _, kind, fields in self.disk.events),
+            tuple(self.script.reached.get(n, False) for n in range(2)) if self.script is not None else (),
             self.traced,
         )
 
@@ -143,6 +148,25 @@ class World:
         self.trace(f"VIOLATION: {text}")
         raise Violation(text)
 
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def progress(self, step: int) -> None:
+        """The job has entered this step for the first time."""
+        self.faults.progress(step)
+        self.vocabulary.progress(step)
+        if self.script is not None:
+            self.script.progress(step)
+
+    def look_who_waits(self) -> None:
+        self.armed = bool(self.faults.waiting) or bool(self.vocabulary.waiting)
+
+    def reached(self, point: str, worker: SimWorker | None) -> None:
+        """A protocol point: whatever waits for it happens now."""
+        if self.faults.waiting:
+            self.faults.reached(point, worker)
+        if self.vocabulary.waiting:
+            self.vocabulary.reached(point, worker)
+
     # --- healing ------------------------------------------------------------------------------------------------
 
     def heal_later(self) -> None:
@@ -153,19 +177,8 @@ class World:
             return
         self.trace("healed")
         self.healed_at = self.engine.now
-        network, cluster = self.network, self.cluster
-        network.calm = True
-        network.slow.clear()
-        network.held.clear()
-        network.blocked.clear()
-        cluster.heal()
-        for worker in list(self.workers.values()):
-            worker.slowness = min(worker.slowness, 3.0)
-            worker.resume()
-        for agent in {w.agent.instance: w.agent for w in self.workers.values()}.values():
-            agent.held_until = 0.0
-            if agent.deserted:
-                self.engine.after(self.engine.jitter(0.5), cluster.die, agent, "given up")
+        self.cluster.heal()
+        self.effects.heal()
         self.nurse()
 
     def revived(self) -> bool:
@@ -234,7 +247,7 @@ class World:
         what = f"{frame.kind.name} of step {frame.step}, shard {frame.shard}, generation {tuple(frame.ballot)}"
         self.trace(f"worker {worker.id} <- {sender}: {what}{when}")
 
-    def trace_message(self, worker: SimWorker, message: dict[str, Any]) -> None:
+    def trace_message(self, worker: SimWorker, message: dict[str, object]) -> None:
         detail = {"ask": "ballot", "release": "step", "ack": "step"}.get(message["kind"])
         text = message["plan"]["ballot"] if message["kind"] == "plan" else message.get(detail or "", "")
         tx = worker.tx

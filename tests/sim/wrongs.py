@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Wrongs:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, drawn: bool) -> None:
         self.world = world
         chance, job = Random(f"{world.seed}/wrong"), world.job
         steps = range(job.steps)
         self.rank_due = (chance.choice(steps), chance.randrange(job.logical_ranks)) if chance.random() < 0.4 else None
         self.parameters_due = chance.choice(steps) if chance.random() < 0.3 else None
-        if job.sdc:
+        if job.sdc or not drawn:
             self.rank_due = None
-        if job.sdc or self.parameters_due is None or not job.guard.compares(self.parameters_due):
+        if job.sdc or not drawn or self.parameters_due is None or not job.guard.compares(self.parameters_due):
             self.parameters_due = None
         self.flipped: SimWorker | None = None
         self.flipped_in = self.flipped_rank = -1

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from dataloader.errors import HostError
-from elastic.agent import Agent, AgentFacts
+from elastic.agent import DEADLINE_EXIT_CODE, Agent, AgentFacts
 
 TOY = Path(__file__).with_name("toy_worker.py")
-SOON_SECONDS = 20.0
+SOON_SECONDS = 90.0  # on a machine with many other things to do
 
 
 class Listener:
@@ -352,6 +352,61 @@ time.sleep(60)
         worker = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
         process.wait()
+        worker.wait(timeout=SOON_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_notice_is_told_at_once_and_again_to_whoever_asks(house: House) -> None:
+    agent, listener = house.open("up")
+    agent.preempt(500.0, "SIGTERM")
+    agent.preempt(600.0, "drain")  # says less
+    first = listener.until("Preempted")
+    assert (first["slot"], first["instance"], first["notice"]) == (1, agent.instance, "SIGTERM")
+    agent.introduce()
+    again = listener.until("Preempted")
+    assert again["notice"] == "SIGTERM"
+    assert again["seconds"] <= first["seconds"] <= 500.0
+    agent.deliver([{"kind": "PreemptAgent", "slot": 1, "seconds": 9.0}])
+    assert listener.until("Preempted")["notice"] == "injected"
+
+
+def test_who_is_let_go_is_asked_first_and_told_when_it_stays(house: House) -> None:
+    agent, listener = house.open("up")
+    agent.deliver(start(3, 4))
+    listener.until("WorkerLinked", 3)
+    listener.until("WorkerLinked", 4)
+    assert agent.leave(60.0)
+    assert {listener.until("WorkerExited", w)["reason"] for w in (3, 4)} == {"exit code 0"}
+    deaf, listener = house.open("up stubborn echo")
+    deaf.deliver(start(5))
+    listener.until("WorkerLinked", 5)
+    (worker,) = house.workers()
+    worker.suspend()  # neither hears the question nor minds a signal
+    deaf.preempt(500.0, "SIGTERM")
+    assert deaf.leave(0.4)
+    assert "kill" in listener.until("WorkerExited", 5)["reason"].lower()
+
+
+def test_at_its_deadline_a_node_is_gone_whatever_its_workers_say(tmp_path: Path) -> None:
+    """The agent in a process of its own: it ends itself."""
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(TOY.parent)!r})
+from pathlib import Path
+from test_agent import House, start
+agent, listener = House(Path({str(tmp_path)!r})).open("up stubborn")
+agent.deliver(start(3))
+print(listener.until("WorkerUp")["info"]["pid"], flush=True)
+agent.preempt(0.3, "SIGTERM")
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        worker = psutil.Process(int(process.stdout.readline()))
+        assert process.wait(SOON_SECONDS) == DEADLINE_EXIT_CODE
         worker.wait(timeout=SOON_SECONDS)
     finally:
         process.kill()

@@ -159,7 +159,7 @@ def test_resume_may_change(job_file: Path, setting: str) -> None:
 def test_resume_may_not_change(job_file: Path, setting: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^run: {key}") as caught:
         refuse_changes(load_job(job_file), changed(job_file, setting), Path("run"))
-    assert "--resume may change cluster.*, guard.*, metrics.* and faults only" in str(caught.value)
+    assert "--resume may change cluster.*, guard.*, metrics.*, policy.*, links.* and faults only" in str(caught.value)
 
 
 def test_dates_and_plain_exponents_are_what_they_look_like(job_file: Path) -> None:

@@ -77,14 +77,16 @@ EVENTS: list[m.Event] = [
     m.PlanInstalled(1, Ballot(2, 8), True, 1, 2),
     m.Resumed(1, Ballot(2, 8), 1.5, 10, 20),
     m.Recomputed(1, Ballot(2, 8), 3.5),
-    m.ShardFilled(1, Ballot(2, 8), 0, 20),
+    m.ShardFilled(1, Ballot(2, 8), 0, 20, 80),
     m.StepDoubted(1, Ballot(2, 8), 3),
     m.StepsDecided(1, (RECORD,)),
     m.Progress(1, 3, 1, 9),
     m.ShardSaved(1, 4, 0, {"file": "x", "bytes": 3}),
+    m.SaveDelayed(1, 4, "full"),
     m.WeightsWritten(1, 4),
     m.WaitingAtGate(1, 4),
     m.Killed(-1, 1.5, 0),
+    m.Preempted(0, "i", 29.5, "SIGTERM"),
     m.CheckpointWritten(4),
 ]
 ACTIONS: list[Any] = [
@@ -93,6 +95,8 @@ ACTIONS: list[Any] = [
     m.KillWorker(0, 5, True),
     m.Freeze(0, -1, 2.5, True),
     m.Thaw(0, 5),
+    m.PreemptAgent(0, 10.0),
+    m.CutAgent(0, 2.5),
     m.ToWorker(0, 5, {"kind": "plan", "plan": to_plain(PLAN)}),
 ]
 

@@ -13,8 +13,8 @@ import torch
 
 from dataloader.errors import HostError
 from runtime.checkpoint.format import decode_state
-from runtime.checkpoint.store import LocalStore
-from runtime.saving import Saved, Saver
+from runtime.checkpoint.store import LocalStore, may_pass
+from runtime.saving import Delayed, Saved, Saver
 from runtime.shards.layout import flat_layout
 from runtime.shards.state import HoldingState, PieceState
 
@@ -34,7 +34,16 @@ class Desk:
     def next(self) -> Saved:
         assert self.woken.acquire(timeout=SECONDS), "the writer thread never told of it"
         (saved,) = self.saver.collect()
+        assert isinstance(saved, Saved)
         return saved
+
+    def all(self, count: int) -> list[Saved | Delayed]:
+        """So many words of it."""
+        told: list[Saved | Delayed] = []
+        while len(told) < count:
+            assert self.woken.acquire(timeout=SECONDS), "the writer thread never told of it"
+            told += self.saver.collect()
+        return told
 
 
 @pytest.fixture
@@ -75,11 +84,7 @@ def test_the_first_checkpoint_is_written_on_the_saver_s_thread_and_told_of(tmp_p
 def test_pieces_are_told_of_in_the_order_in_which_they_were_asked_for(desk: Desk) -> None:
     for shard in (1, 0, 1):
         desk.saver.save(4, shard, state().pack())
-    told: list[Saved] = []
-    for _ in range(3):
-        assert desk.woken.acquire(timeout=SECONDS)
-        told += desk.saver.collect()
-    assert [saved.shard for saved in told] == [1, 0, 1]
+    assert [saved.shard for saved in desk.all(3)] == [1, 0, 1]
 
 
 def raising(error: Exception) -> Callable[..., Any]:
@@ -103,3 +108,35 @@ def test_weights_that_can_t_be_written_name_their_version(desk: Desk) -> None:
     desk.saver.write_weights(6, torch.zeros(3))
     saved = desk.next()
     assert (saved.version, type(saved.error)) == (6, ValueError)
+
+
+def test_a_full_disk_is_told_of_once_and_waited_for(desk: Desk) -> None:
+    desk.saver.fail_for(0.5, "no space left on device")
+    desk.saver.save(4, 1, state().pack())
+    (delayed,) = desk.all(1)
+    assert isinstance(delayed, Delayed)
+    assert (delayed.version, delayed.shard, delayed.given_up) == (4, 1, False)
+    assert "no space left on device" in delayed.reason
+    (saved,) = desk.all(1)
+    assert isinstance(saved, Saved)
+    assert (saved.version, saved.shard, saved.error) == (4, 1, None)
+
+
+def test_an_older_version_is_given_up_while_the_disk_is_full(desk: Desk) -> None:
+    desk.saver.fail_for(0.5, "no space left on device")
+    desk.saver.save(4, 1, state(4).pack())
+    desk.saver.save(5, 1, state(5).pack())
+    told = desk.all(1)
+    while not isinstance(told[-1], Saved):
+        told += desk.all(1)
+    assert any(isinstance(what, Delayed) and what.given_up and what.version == 4 for what in told)
+    assert told[-1].version == 5
+
+
+def test_a_real_full_disk_may_pass_and_a_missing_file_may_not(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("where a directory is needed")
+    with pytest.raises(HostError) as caught:
+        LocalStore(blocked).put("v00000001/x", [b"data"])
+    assert may_pass(caught.value)
+    assert not may_pass(HostError("a file of the checkpoint is missing"))

@@ -42,6 +42,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
         "optimizer": {},
         "schedule": {},
         "checkpoint": {},
+        "links": {},
         "faults": [],
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtime.comm.impaired import ImpairedMesh
 from runtime.comm.link import Event, Mesh, Received
 from runtime.comm.memory import MemoryNetwork
 from runtime.comm.tcp import TcpMesh
@@ -89,6 +90,7 @@ def tcp_mesh_fixture() -> Callable[..., TcpMesh]:
 def _shut(net: Net) -> None:
     for worker, mesh in list(net.meshes.items()):
         net.shut(worker)
+        mesh = mesh._mesh if isinstance(mesh, ImpairedMesh) else mesh
         if isinstance(mesh, TcpMesh):
             assert not mesh._selector.get_map(), "it left something on the selector"
             mesh._selector.close()
@@ -101,8 +103,36 @@ def tcp_net() -> Iterator[Net]:
     _shut(net)
 
 
-@pytest.fixture(params=["tcp", "memory"])
+@pytest.fixture(params=["tcp", "impaired", "memory"])
 def net(request: pytest.FixtureRequest) -> Iterator[Net]:
-    net = Net(tcp_mesh if request.param == "tcp" else MemoryNetwork(limit_bytes=LIMIT_BYTES).mesh)
+    make: dict[str, Callable[[int], Mesh]] = {
+        "tcp": tcp_mesh,
+        "impaired": lambda worker: ImpairedMesh(tcp_mesh(worker)),
+        "memory": MemoryNetwork(limit_bytes=LIMIT_BYTES).mesh,
+    }
+    net = Net(make[request.param])
+    yield net
+    _shut(net)
+
+
+class Time:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time_of_faults() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def impaired_net(time_of_faults: Time) -> Iterator[Net]:
+    """Injected faults go by the test's clock, the links' own watch by the real one."""
+    net = Net(lambda worker: ImpairedMesh(tcp_mesh(worker), clock=time_of_faults))
     yield net
     _shut(net)

@@ -10,11 +10,12 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from dataloader.errors import InternalError, PeerError
 from runtime.comm import frames
 from runtime.comm.buffers import PayloadBuffers
-from runtime.comm.frames import HEADER, Decoder, encode, pack_plain, unpack_plain
+from runtime.comm.frames import PULSE, Decoder, encode, pack_header, pack_plain, unpack_plain
 from runtime.protocol import Ballot, Frame, FrameKind
 
 plain = st.recursive(
@@ -94,16 +95,25 @@ def test_noise_is_refused_or_not_yet_enough(noise):
 
 @settings(max_examples=200, deadline=None)
 @given(some_frames, st.data())
-def test_damage_is_a_peer_error_or_another_frame(sent, data):
+def test_no_damaged_frame_is_taken_in_or_waited_for(sent, data):
+    """Wherever bits were flipped: the whole frames before are there, then comes the error, with all bytes at hand."""
     stream = bytearray(wire(sent, sent))
-    for _ in range(data.draw(st.integers(1, 3))):
-        stream[data.draw(st.integers(0, min(len(stream), 400) - 1))] ^= data.draw(st.integers(1, 255))
-    decoder = Decoder(limit_bytes=1 << 20)
-    try:
-        for frame in decoder.feed(bytes(stream)):
-            assert isinstance(frame, Frame)
-    except PeerError as error:
-        one_line(error)
+    first = data.draw(st.integers(0, len(stream) - 1))
+    for at in {first, *data.draw(st.lists(st.integers(first, min(len(stream), first + 50) - 1), max_size=2))}:
+        stream[at] ^= data.draw(st.integers(1, 255))
+    decoder, got = Decoder(limit_bytes=1 << 20), []
+    with pytest.raises(PeerError) as raised:
+        got += decoder.feed(bytes(stream))
+    one_line(raised.value)
+    assert all(same(frame, sent) for frame in got)
+
+
+def test_a_pulse_says_nothing_and_is_counted():
+    some = Frame(FrameKind.RECORD, Ballot(1, 1), 1, 1)
+    decoder = Decoder()
+    got = decoder.feed(PULSE + wire(some) + PULSE + PULSE + wire(some) + PULSE[:10])
+    assert len(got) == 2
+    assert decoder.pulses == 3
 
 
 def header(**changed: int | bytes) -> bytes:
@@ -118,16 +128,18 @@ def header(**changed: int | bytes) -> bytes:
         "shard": 0,
         "meta": 1,
         "payload": 0,
+        "digest": xxh3_64_intdigest(b"\xc0"),
     }
-    return HEADER.pack(*{**fields, **changed}.values()) + b"\xc0"
+    return pack_header(*{**fields, **changed}.values()) + b"\xc0"
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"magic": b"HTTP"}, "not a frame"),
-        ({"format": 2}, "not a frame"),
-        ({"kind": 0}, "unknown kind 0"),
+        ({"format": 1}, "not a frame"),
+        ({"kind": 255}, "unknown kind 255"),
+        ({"digest": 0}, "its digest is another"),
         ({"kind": 200}, "unknown kind 200"),
         ({"flags": 2}, "unknown flags"),
         ({"flags": 0, "payload": 1}, "unknown flags"),

@@ -12,9 +12,10 @@ import sys
 import time
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from dataloader.errors import HostError, InternalError
-from runtime.comm.frames import HEADER, encode
+from runtime.comm.frames import encode, pack_header
 from runtime.comm.handshake import Dialler, link_key
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 
@@ -239,12 +240,13 @@ def test_a_peer_that_dies_before_its_first_frame_is_up_and_down(tcp_net, knock):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (bytes(48), "not a frame"),
-        (HEADER.pack(b"EVSF", 1, 1, 1, 1, 1, 0, 0, 1, 1 << 40), "outside the limits"),
-        (HEADER.pack(b"EVSF", 1, 99, 1, 1, 1, 0, 0, 1, 0), "unknown kind 99"),
-        (HEADER.pack(b"EVSF", 1, 1, 0, 1, 1, 0, 0, 1, 0) + b"\xc1", "malformed message"),
+        (bytes(64), "not a frame"),
+        (pack_header(b"EVSF", 2, 1, 1, 1, 1, 0, 0, 1, 1 << 40, 0), "outside the limits"),
+        (pack_header(b"EVSF", 2, 99, 1, 1, 1, 0, 0, 1, 0, 0), "unknown kind 99"),
+        (pack_header(b"EVSF", 2, 1, 0, 1, 1, 0, 0, 1, 0, xxh3_64_intdigest(b"\xc1")) + b"\xc1", "malformed message"),
+        (pack_header(b"EVSF", 2, 1, 0, 1, 1, 0, 0, 1, 0, 0) + b"\xc0", "damaged on the way"),
     ],
-    ids=["noise", "too long", "unknown kind", "bad meta"],
+    ids=["noise", "too long", "unknown kind", "bad meta", "bad digest"],
 )
 def test_a_proved_peer_that_talks_nonsense_loses_its_link_only(tcp_net, knock, note, words, reason):
     one, two = tcp_net.pair()

@@ -1,0 +1,41 @@
+"""Time as production reads it, while a simulation runs: monotonic for all, wall clocks that need not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import runtime.driver
+from tests.sim.engine import Engine
+
+WALL_START_SECONDS = 1.7e9
+
+
+class Clock:
+    """Stands in for the `time` module in the driver. `ahead`: of the node whose code is running right now."""
+
+    engine: Engine | None = None
+    ahead_seconds = 0.0
+
+    def monotonic(self) -> float:
+        assert self.engine is not None
+        return self.engine.now
+
+    def time(self) -> float:
+        return WALL_START_SECONDS + self.ahead_seconds + self.monotonic()
+
+
+CLOCK = Clock()
+
+
+@contextmanager
+def simulated_time(engine: Engine) -> Iterator[None]:
+    real: Any = runtime.driver.time
+    runtime.driver.time = CLOCK  # type: ignore[assignment]
+    CLOCK.engine, CLOCK.ahead_seconds = engine, 0.0
+    try:
+        yield
+    finally:
+        runtime.driver.time = real
+        CLOCK.engine = None
