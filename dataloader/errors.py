@@ -7,6 +7,7 @@
     ├── RecipeError           the user's recipe raised, or breaks its contract            exit 3
     ├── HostError             this machine: a taken port, a full disk, another class      exit 3
     ├── PeerError             a peer's link broke, or it spoke out of turn                (handled)
+    ├── CorruptionError       this machine's memory or arithmetic: its worker ends        exit 4
     └── InternalError         Everstep itself: a rule of its own protocol does not hold   exit 3
 
 A message is one line that names the field or file and the cure.
@@ -48,6 +49,12 @@ class HostError(EverstepError):
 
 class PeerError(EverstepError):
     """A peer's link broke, or it spoke out of turn."""
+
+
+class CorruptionError(EverstepError):
+    """What a worker holds is not what it was given: its memory or its arithmetic is broken, and nobody else's."""
+
+    exit_code = 4
 
 
 class InternalError(EverstepError):

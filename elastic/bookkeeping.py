@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastic import messages as m
-from elastic.workforce import Workforce
+from elastic.badsteps import BadSteps
 from runtime.protocol import Plan, Report, StepRecord, WorkerId, to_plain
 
 
-class Bookkeeping(Workforce):
+class Bookkeeping(BadSteps):
     def progress(self, event: m.Progress) -> None:
         known = self.roster.workers.get(event.worker)
         if known is not None:
@@ -27,8 +27,11 @@ class Bookkeeping(Workforce):
             return
         of_this_plan = [r.step + 1 for r in records if r.generation == self.ballots.number]
         self.position = max(of_this_plan, default=self.position)
+        for record in records:
+            self.evict_wrong(record)
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
+            self.step_judged(record)
             self.deaths_in_place = self.agents_in_place = 0
             self.last_step = to_plain(record)
             self.weigh(record)

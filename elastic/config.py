@@ -25,6 +25,7 @@ from elastic.yaml_text import dump, parse
 from runtime.config import (
     CheckpointConfig,
     Count,
+    GuardConfig,
     LinksConfig,
     ModelConfig,
     OptimizerConfig,
@@ -39,7 +40,7 @@ NOTES = {
     "recipe": "write it as module:Class, as in my_recipe:MyRecipe",
 }
 # What --resume may change, as prefixes of dotted keys; and the keys that say where things lie, not what they are.
-MAY_CHANGE_SECTIONS = ("cluster", "balance", "metrics", "policy", "links")
+MAY_CHANGE_SECTIONS = ("cluster", "balance", "guard", "metrics", "policy", "links")
 RESUME_MAY_CHANGE = (*(f"{name}." for name in MAY_CHANGE_SECTIONS), "train.pad_micro_batch_seconds", "faults")
 PLACES = ("run.dir", "recipe_dir")
 
@@ -135,6 +136,7 @@ class JobConfig(Section):
     optimizer: OptimizerConfig | dict[str, Any]
     schedule: ScheduleConfig = ScheduleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    guard: GuardConfig = GuardConfig()
     metrics: MetricsConfig = MetricsConfig()
     policy: PolicyConfig = PolicyConfig()
     links: LinksConfig = LinksConfig()

@@ -94,6 +94,9 @@ class Controller(Bookkeeping):
             case m.PlanInstalled() | m.Resumed() | m.Recomputed() | m.ShardFilled():
                 if self.ballots.current(event.ballot):
                     self.under_the_plan(event)
+            case m.StepDoubted(worker, ballot, step):
+                if self.ballots.current(ballot) and self.ballots.asking is None:
+                    self.cause = self.cause or f"step {step} is bad"
             case m.StepsDecided(_, records):
                 self.steps_decided(records)
             case m.Progress():
@@ -242,6 +245,12 @@ class Controller(Bookkeeping):
             self.cause = self.cause or asking.reason
 
     def make_plan(self, asking: Asking, reports: dict[WorkerId, Report]) -> None:
+        self.look_into(reports)
+        if self.ended is not None:
+            return
+        if not self.enough(set(reports)):
+            self.cause = self.cause or asking.reason
+            return
         order = Order(
             ballot=asking.ballot,
             nodes={w: self.roster.workers[w].node for w in reports},
@@ -250,6 +259,7 @@ class Controller(Bookkeeping):
             stop_at=self.facts.steps,
             checkpoint=self.chronicle.checkpoint or 0,
             stop_now=self.stop_requested,
+            history=self.ledger_figures(self.chronicle.checkpoint or 0, self.facts.guard.spike_window),
             leaving=frozenset(w for w in reports if self.roster.leaves(w)),
             min_workers=self.facts.min_workers,
             held=self.schedule.held(),
@@ -392,5 +402,7 @@ class Controller(Bookkeeping):
         if fault.kind is FaultKind.KILL_CONTROLLER and fault.during is not None:
             self.armed.append(fault)
             return
+        if fault.kind is FaultKind.POISON and scheduled is not None:
+            return  # workers know it from the job file
         for action in actions:
             self.act(action)

@@ -23,7 +23,8 @@ from elastic.policy import Policy
 from elastic.recovery import Costs
 from elastic.roster import Roster
 from elastic.suspects import Suspects
-from runtime.protocol import WorkerId
+from runtime.guard import GuardRules
+from runtime.protocol import Figures, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,14 @@ class ControllerFacts:
     faults: tuple[FaultEntry, ...] = ()
     policy: Policy = field(default_factory=Policy)
     balance: Terms = NEVER
+    global_batch: int = 0
+    guard: GuardRules = field(default_factory=GuardRules)
 
 
 class ControllerState:
     """`durable`: the last persisted state, if any; `ledger_digest`: of a step that is in the ledger; `epoch`: what the
-    wall clock said when the clock that `now` is read from said 0 (for records only)."""
+    wall clock said when the clock that `now` is read from said 0 (for records only); `ledger_figures(end, count)`: of
+    the last committed steps before `end`, so many at most."""
 
     def __init__(
         self,
@@ -56,9 +60,11 @@ class ControllerState:
         ledger_digest: Callable[[int], str | None],
         checkpoint: int | None,
         epoch: float = 0.0,
+        ledger_figures: Callable[[int, int], tuple[Figures, ...]] = lambda end, count: (),
     ) -> None:
         self.facts = facts
         self.epoch = epoch
+        self.ledger_figures = ledger_figures
         self.roster = Roster(facts.workers_per_node, facts.standbys)
         self.schedule = Schedule(facts.faults)
         self.ballots = Ballots(incarnation)
@@ -94,6 +100,8 @@ class ControllerState:
         self.start_after = 0.0  # no worker is started before
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""
+        self.last_words: dict[WorkerId, str] = {}
+        self.told_attempts: set[tuple[int, int]] = set()  # (step, attempt) that an event tells of
         self.position = ledger_next  # steps decided by those who train now: fewer than the ledger's in a replay
         self.last_step: Mapping[str, Any] = {}
         self.ended: tuple[str, str] | None = None

@@ -34,6 +34,8 @@ from elastic.roster import Node, Roster
 from runtime.injected import STORE_FAILURES
 from runtime.protocol import WorkerId
 
+POISON_AHEAD = 5  # steps
+
 
 class FaultEntry(Protocol):
     """One entry of the job file's `faults`."""
@@ -140,6 +142,8 @@ def actions_of(fault: Fault, roster: Roster) -> list[Action] | str:
             return [StartAgent(roster.new_slot())]
         case FaultKind.STOP:
             return []
+        case FaultKind.POISON:
+            return _poison(fault, roster)
     return f"{kind} is not known here"
 
 
@@ -176,6 +180,14 @@ def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
             return [ToWorker(node.slot, min(workers), in_worker(fault))]
     told: list[Action] = [ToWorker(node.slot, worker, in_worker(fault, workers)) for worker in workers]
     return [*told, CutAgent(node.slot, fault.seconds)] if fault.kind is FaultKind.PARTITION_NODE else told
+
+
+def _poison(fault: Fault, roster: Roster) -> list[Action]:
+    """To all workers, and of a step that none can have begun when it hears of it: they must agree on the data."""
+    step = POISON_AHEAD + max((w.progress[0] for w in roster.living()), default=-1)
+    message = in_worker(fault)
+    message["fault"]["step"] = step
+    return [ToWorker(w.slot, w.id, message) for w in roster.living()]
 
 
 def in_worker(fault: Fault, spared: Iterable[WorkerId] = ()) -> dict[str, Any]:

@@ -154,6 +154,15 @@ class ShardFilled:
 
 
 @dataclass(frozen=True, slots=True)
+class StepDoubted:
+    """All records of a step are there, and don't decide it: it is to be computed again."""
+
+    worker: WorkerId
+    ballot: Ballot
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepsDecided:
     worker: WorkerId
     records: tuple[StepRecord, ...]
@@ -265,6 +274,7 @@ Event: TypeAlias = (
     | Resumed
     | Recomputed
     | ShardFilled
+    | StepDoubted
     | StepsDecided
     | Progress
     | ShardSaved

@@ -11,16 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic.balance import Slowness, spread_by_speed
+from elastic.diagnosis import gather
 from elastic.placement import place_shards
 from runtime.protocol import (
+    Attempt,
     Ballot,
     Certificate,
+    Figures,
     HoldingReport,
     Member,
     Plan,
     Report,
     WorkerId,
 )
+from runtime.trial import attempts_at, other_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Order:
     stop_at: int
     checkpoint: int  # the newest complete checkpoint's version
     stop_now: bool = False  # end at the version the plan goes on from
+    history: tuple[Figures, ...] = ()  # of the last committed steps before the checkpoint
     leaving: frozenset[WorkerId] = frozenset()  # whose nodes go away: they are to hold nothing in the end
     min_workers: int = 1
     held: frozenset[int] = frozenset()  # steps that nobody begins yet
@@ -59,8 +64,8 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
     ]
     if newest is None or not counting or not all(complete):
         return start_plan(order, reports)
-    staying = order.staying(reports)
-    ranks_now = assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)})
+    staying, attempts = order.staying(reports), gather(newest, counting, version, reports)
+    ranks_now = assign_now(order, newest, version, {w: reports[w] for w in sorted(counting)}, attempts)
     needed = {*staying, *ranks_now} if handed_over(complete, staying) else reports.keys()
     workers = sorted(needed)
     return Plan(
@@ -73,6 +78,8 @@ def make_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         ranks_now=ranks_now,
         ranks_next=spread_by_speed(order.logical_ranks, staying, order.slowness),
         stop_at=stop_at(order, version, int(version not in order.held) if order.parks(reports) else None),
+        attempts=attempts,
+        history=next(reports[w].history for w in sorted(counting) if reports[w].reached == version),
     )
 
 
@@ -87,6 +94,15 @@ def stop_at(order: Order, version: int, steps_left: int | None) -> int:
     if order.stop_now:
         return version
     return last if steps_left is None else min(last, version + steps_left)
+
+
+def attempts_told(reports: Mapping[WorkerId, Report]) -> tuple[int, tuple[Attempt, ...], bool]:
+    """(step, attempts at it so far, whether the newest plan doesn't know the last of them)."""
+    newest = newest_plan(reports.values())
+    counting = who_counts(newest, reports)
+    version = max((reports[w].reached for w in counting), default=-1)
+    attempts = gather(newest, counting, version, reports)
+    return version, attempts, len(attempts) > len(attempts_at(newest, version))
 
 
 def newest_plan(reports: Iterable[Report]) -> Plan | None:
@@ -144,20 +160,30 @@ def start_plan(order: Order, reports: Mapping[WorkerId, Report]) -> Plan:
         ranks_now=ranks,
         ranks_next=ranks,
         stop_at=stop_at(order, version, 0 if order.parks(reports) else None),
+        history=order.history,
     )
 
 
-def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]) -> tuple[WorkerId, ...]:
+def assign_now(
+    order: Order,
+    newest: Plan,
+    version: int,
+    counting: Mapping[WorkerId, Report],
+    attempts: tuple[Attempt, ...],
+) -> tuple[WorkerId, ...]:
     """Logical ranks of step B: computed ones stay where they are, running ones go on, only the dead's are given out.
-
-    Whoever leaves ends what it has begun, and is given nothing.
+    Whoever leaves ends what it has begun, and is given nothing. Of a new attempt nothing is computed, and others do.
     """
+    if len(attempts) > len(attempts_at(newest, version)):
+        return other_workers(attempts, order.staying(order.nodes))
     at_version = {w: r for w, r in counting.items() if r.step == version and not r.bare}
     staying = order.staying(counting)
     if not at_version:
         return spread_by_speed(order.logical_ranks, order.staying(order.nodes), order.slowness)
     owner: dict[int, WorkerId] = {}
     for worker, report in at_version.items():
+        if attempts_at(report.plan, version) != attempts:
+            continue  # of an earlier attempt
         for low, high in report.computed:
             if not any(rank in owner for rank in range(low, high)):
                 owner.update(dict.fromkeys(range(low, high), worker))
@@ -171,7 +197,8 @@ def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[Worke
             owed[worker] += 1
     for rank in range(order.logical_ranks):
         if rank not in owner:
-            worker = min(takers, key=lambda w: ((owed[w] + 1) * order.slowness.get(w, 1.0), w))
+            had = {attempt.workers[rank] for attempt in attempts}
+            worker = min(takers, key=lambda w: (w in had, (owed[w] + 1) * order.slowness.get(w, 1.0), w))
             owner[rank] = worker
             owed[worker] += 1
     return tuple(owner[rank] for rank in range(order.logical_ranks))

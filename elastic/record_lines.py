@@ -51,6 +51,7 @@ EVENT_KINDS = (
     "standby",
     "cut_off",
     "checkpoint",
+    "bad_step",
     "run_ended",
 )
 
@@ -69,6 +70,8 @@ def record_to_json(record: StepRecord) -> dict[str, Any]:
     for name in _FLOATS:
         if not math.isfinite(out[name]):
             out[name] = str(float(out[name]))
+    if record.reason:
+        out["reason"] = record.reason
     return out
 
 
@@ -87,6 +90,7 @@ def record_from_json(given: Mapping[str, Any], where: str) -> StepRecord:
         if not (type(first) is int and type(end) is int):
             raise TypeError("samples")
         values["samples"] = (first, end)
+        values["reason"] = str(given.get("reason", ""))
     except KeyError as error:
         raise DataError(f"{where}: the record lacks {error.args[0]!r}") from None
     except (TypeError, ValueError):

@@ -35,9 +35,13 @@ from runtime.checkpoint.catalogue import commit, newest
 from runtime.checkpoint.manifest import Manifest, ShardEntry
 from runtime.checkpoint.retention import prune
 from runtime.checkpoint.store import LocalStore, may_pass
+from runtime.guard import GuardRules
+from runtime.protocol import Figures
 
 STATUS_PERIOD_SECONDS = 0.2
 RETRY_SECONDS = 0.5  # of a manifest that could not be written
+
+LedgerFigures = Callable[[int, int], tuple[Figures, ...]]
 
 log = logging.getLogger("everstep.controller")
 
@@ -71,14 +75,15 @@ class Reach(Protocol):
 
 
 class Shell:
-    """`core` is made from the records that the shell has read: `make_core(ledger_next, ledger_digest, checkpoint)`."""
+    """`core` is made from the records that the shell has read: `make_core(ledger_next, ledger_digest, checkpoint,
+    ledger_figures)`."""
 
     def __init__(
         self,
         run: RunDirectory,
         job: JobConfig,
         reach: Reach,
-        make_core: Callable[[int, Callable[[int], str | None], int | None], Core],
+        make_core: Callable[[int, Callable[[int], str | None], int | None, LedgerFigures], Core],
     ) -> None:
         self.run, self.job, self._reach = run, job, reach
         self._lock = threading.Lock()
@@ -96,7 +101,8 @@ class Shell:
         self._status_wanted = False
         self._status_written = float("-inf")
         self.end: tuple[str, str] | None = None
-        self.core = make_core(self._ledger.next_step, self._digest, None if whole is None else whole.version)
+        version = None if whole is None else whole.version
+        self.core = make_core(self._ledger.next_step, self._digest, version, self._figures)
 
     # --- in ---------------------------------------------------------------------------------------------------
 
@@ -228,6 +234,17 @@ class Shell:
     def _digest(self, step: int) -> str | None:
         return self._digests[step] if 0 <= step < len(self._digests) else None
 
+    def _figures(self, end: int, count: int) -> tuple[Figures, ...]:
+        """Of the last committed steps before `end`, so many at most: the guard's memory at a start or a rollback."""
+        found: list[Figures] = []
+        for step in reversed(range(end)):
+            if len(found) >= count:
+                break
+            record = self._ledger.record(step)
+            if record is not None and record.verdict == "commit":
+                found.append((record.loss, record.grad_norm))
+        return tuple(reversed(found))
+
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _write_ripe_manifests(self) -> None:
@@ -330,4 +347,6 @@ def controller_facts(job: JobConfig) -> ControllerFacts:
         faults=job.faults,
         policy=Policy(**job.policy.model_dump()),
         balance=job.balance.terms,
+        global_batch=train.global_batch,
+        guard=GuardRules(**job.guard.model_dump()),
     )

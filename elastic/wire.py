@@ -34,6 +34,7 @@ WORKER_KINDS = frozenset(
         "Resumed",
         "Recomputed",
         "ShardFilled",
+        "StepDoubted",
         "StepsDecided",
         "Progress",
         "ShardSaved",
@@ -64,6 +65,7 @@ _EVENTS: dict[str, type[Any]] = {
         m.Resumed,
         m.Recomputed,
         m.ShardFilled,
+        m.StepDoubted,
         m.StepsDecided,
         m.Progress,
         m.ShardSaved,
@@ -113,6 +115,7 @@ _FIELDS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("Resumed", "ballot"): _ballot,
     ("Recomputed", "ballot"): _ballot,
     ("ShardFilled", "ballot"): _ballot,
+    ("StepDoubted", "ballot"): _ballot,
     ("StepsDecided", "records"): lambda v: tuple(record_from_plain(r) for r in v),
 }
 

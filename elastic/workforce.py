@@ -198,7 +198,7 @@ class Workforce(ControllerState):
     def worker_gone(self, worker: WorkerId, reason: str, time: float, notice: str) -> None:
         if not self.roster.lives(worker):
             return
-        known = self.roster.workers[worker]
+        known, reason = self.roster.workers[worker], self.last_words.pop(worker, reason)
         if self.roster.leaves(worker):  # it may be its turn to go
             known.state = WorkerState.DEAD
             self.gone(worker, reason, time, notice)
@@ -217,6 +217,7 @@ class Workforce(ControllerState):
     def worker_failed(self, worker: WorkerId, message: str, theirs: bool) -> None:
         """It says why, before it ends. What ails one host that would join is no reason to end a job that goes on."""
         self.failure = f"worker {worker}: {message}"
+        self.last_words[worker] = message
         joins = worker >= 0 and worker not in self.ballots.members  # -1: an agent, which nobody can do without
         if theirs and not (joins and self.members_living()):
             self.end("failed", message)

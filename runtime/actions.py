@@ -33,6 +33,14 @@ class SendReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubted:
+    """All records of the step are here, and don't decide it: it is to be computed again (runtime/trial.py)."""
+
+    ballot: Ballot
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """A step was decided and all its parameters are here: for the ledger."""
 
@@ -69,4 +77,4 @@ class Ended:
     version: int
 
 
-Action: TypeAlias = Send | Compute | SendReport | Decided | Save | Filled | AtGate | Ended
+Action: TypeAlias = Send | Compute | SendReport | Doubted | Decided | Save | Filled | AtGate | Ended

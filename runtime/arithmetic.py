@@ -58,5 +58,8 @@ class Arithmetic(Protocol):
     def stage(self, shard: int, payload: Payload | None) -> None:
         """None: a copy of one's own holding's parameters. A payload is kept itself."""
 
+    def staged_digest(self, shard: int) -> bytes:
+        """Of the staged parameters alone."""
+
     def load(self, version: int, holdings: tuple[int, ...]) -> None:
         """From the checkpoint of that version: stage every shard's parameters, create these holdings."""

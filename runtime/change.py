@@ -17,6 +17,7 @@ from dataloader.errors import InternalError
 from runtime.actions import SendReport
 from runtime.copies import Holding
 from runtime.protocol import Ballot, HoldingReport, Plan, Report
+from runtime.trial import attempts_at
 
 if TYPE_CHECKING:
     from runtime.step import StepTransaction
@@ -43,6 +44,10 @@ def report(tx: StepTransaction) -> Report:
             for shard, h in sorted(tx.holdings.items())
         ),
         computed=tuple(sorted(tx.nodes)),
+        doubted=tx.doubted,
+        doubt=tx.doubt,
+        digests=tuple((rank, work.gradient_digest) for rank, work in sorted(tx.work.items())),
+        history=tx.history,
     )
 
 
@@ -57,7 +62,7 @@ def install(tx: StepTransaction, plan: Plan) -> None:
     assert me is not None
     if plan.checkpoint is not None:
         forget_everything(tx)
-        tx.plan = plan
+        tx.plan, tx.history = plan, plan.history
         start_from_checkpoint(tx, plan)
         return
     if me.joining:
@@ -65,7 +70,9 @@ def install(tx: StepTransaction, plan: Plan) -> None:
         tx.step, tx.bare = plan.version - 1, True
     elif tx.step + (tx.certificate is not None) > plan.version:
         raise InternalError(f"worker {tx.worker} decided step {tx.step}; the plan goes on at {plan.version}")
-    tx.plan = plan
+    if attempts_at(tx.plan, plan.version) != attempts_at(plan, plan.version):
+        forget_computed(tx)  # it is computed again to see whether it gives the same
+    tx.plan, tx.history = plan, plan.history
     take_holdings(tx, plan)
     if me.behind or me.joining:
         fall_in(tx, plan)
@@ -97,6 +104,8 @@ def start_from_checkpoint(tx: StepTransaction, plan: Plan) -> None:
     """Every named copy is complete at once: it comes from the store (rule 17)."""
     mine = tuple(s for s, where in enumerate(plan.shards) if tx.worker == where.owner or tx.worker in where.backups)
     tx.arithmetic.load(plan.version, mine)
+    tx.owners_say.clear()
+    tx.published = {s: (plan.version, tx.arithmetic.staged_digest(s)) for s in range(tx.facts.shards)}
     tx.holdings = {shard: Holding(complete=True, version=plan.version) for shard in mine}
     tx.previous = plan.certificate
     tx.enter(plan.version)

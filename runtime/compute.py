@@ -12,15 +12,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dataloader.errors import InternalError
 from dataloader.stream import data_digest, fold_digests
 from runtime.config import TrainConfig
+from runtime.guard import GuardRules
 from runtime.protocol import RankWork
 from runtime.recipe import GuardedRecipe
 from runtime.rng import set_streams
+from runtime.sabotage import Sabotage
 from runtime.shards.layout import FlatLayout, views
 
 
@@ -34,10 +37,18 @@ class MicroBatches:
     """Runs logical ranks. Takes the model over: its parameters become views of one flat buffer, bits unchanged."""
 
     def __init__(
-        self, recipe: GuardedRecipe, model: nn.Module, layout: FlatLayout, stream: Tokens, train: TrainConfig
+        self,
+        recipe: GuardedRecipe,
+        model: nn.Module,
+        layout: FlatLayout,
+        stream: Tokens,
+        train: TrainConfig,
+        guard: GuardRules | None = None,
+        sabotage: Sabotage | None = None,
     ) -> None:
         self._recipe, self._model, self._layout = recipe, model, layout
         self.stream, self.train = stream, train
+        self.guard, self.sabotage = guard or GuardRules(), sabotage or Sabotage()
         self._flat = torch.zeros(layout.total)
         self._parameters = dict(model.named_parameters())
         for name, view in views(self._flat, layout).items():
@@ -73,11 +84,14 @@ class MicroBatches:
                 loss, number = self._add(tokens, step, micro_batch)
                 losses.append(loss)
                 counted += number
+                self.sabotage.micro_batch_done(step, micro_batch, gradient)
                 on_micro_batch()
             self._check_gradients(grads)
+            self.sabotage.rank_done(gradient)
         finally:
             self._release()
-        return RankWork(tuple(losses), counted, fold_digests(digests))
+        used = self._parameter_digests() if self.guard.compares(step) else ()
+        return RankWork(tuple(losses), counted, fold_digests(digests), _digest(gradient), used)
 
     def gradient_of(self, tokens: NDArray[np.int64], gradient: Tensor) -> float:
         """The summed loss of one micro-batch of any tokens, its gradient into ``gradient``; streams of step 0."""
@@ -94,6 +108,7 @@ class MicroBatches:
         if (given := sum(piece.numel() for piece in pieces)) != self._layout.total:
             raise InternalError(f"{given} parameters were given to a model of {self._layout.total}")
         torch.cat(pieces, out=self._flat)
+        self.sabotage.installed(self._flat)
 
     def parameters(self) -> Tensor:
         """A copy of the parameters: fp32 [layout.total], padding zero."""
@@ -102,6 +117,10 @@ class MicroBatches:
     def buffers(self) -> dict[str, Tensor]:
         """The model's own buffers, live, by name. Loss leaves them as they are; write them before training only."""
         return dict(self._model.named_buffers())
+
+    def _parameter_digests(self) -> tuple[bytes, ...]:
+        """Of what the model has now, by shard."""
+        return tuple(_digest(self._flat[slice(*self._layout.shard_range(s))]) for s in range(self._layout.shards))
 
     def _add(self, tokens: NDArray[np.int64], step: int, micro_batch: int) -> tuple[float, int]:
         set_streams(self.train.seed, step, micro_batch)
@@ -128,3 +147,7 @@ class MicroBatches:
     def _release(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None
+
+
+def _digest(flat: Tensor) -> bytes:
+    return xxhash.xxh3_128_digest(flat.numpy().data)

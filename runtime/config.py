@@ -154,6 +154,15 @@ class CheckpointConfig(Section):
     keep: Count = 2
 
 
+class GuardConfig(Section):
+    """What a bad step is, and what follows when the data give it. A loss or norm that isn't finite is always bad."""
+
+    on_bad_data: Literal["skip", "stop"] = "skip"
+    spike_window: Natural = 0  # committed steps that a spike is measured by; 0: none is looked for
+    spike_factor: Annotated[float, Field(gt=0.0)] = 20.0  # usual distances from the median
+    compare_every: Natural = 1  # steps between comparisons of what workers hold with what they should; 0: none
+
+
 class LinksConfig(Section):
     """Links between workers."""
 

@@ -22,6 +22,7 @@ class Holding:
     complete: bool
     version: int
     pending: dict[int, Pending] = field(default_factory=dict)
+    digest: bytes = b""  # of its state, as of when it came to `version` by applying a step
 
     def reaches(self, version: int) -> bool:
         """Whether this copy, with what is pending, gives exactly `version` (rule 12)."""

@@ -37,6 +37,7 @@ from runtime.protocol import (
     plan_from_plain,
     to_plain,
 )
+from runtime.sabotage import Sabotage
 from runtime.saving import Delayed, Saved, Saver
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
@@ -57,6 +58,7 @@ class Driver:
         agent: Channel,
         compute: ComputeThread,
         saver: Saver,
+        sabotage: Sabotage | None = None,
     ) -> None:
         self.tx, self.arithmetic, self.mesh, self.agent = transaction, arithmetic, mesh, agent
         self.compute, self.saver = compute, saver
@@ -83,6 +85,7 @@ class Driver:
         self.leaving = False
         self.beat_due = 0.0
         self.armed = Armed()
+        self.sabotage = sabotage or Sabotage()
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -340,6 +343,8 @@ class Driver:
                 self.compute.want(step, ranks)
             case a.SendReport(report):
                 self.tell("Reported", report=to_plain(report))
+            case a.Doubted(ballot, step):
+                self.tell("StepDoubted", ballot=list(ballot), step=step)
             case a.Decided(record):
                 self.on_decided(record)
             case a.Save(version, shards):
@@ -391,6 +396,8 @@ class Driver:
                     impaired.inject(self.mesh, fault)
                 case "slow-worker" | "slow-node":
                     self.compute.slow(fault["factor"], fault["seconds"])
+                case "poison" | "corrupt-worker" if fault["what"] != "link":
+                    self.sabotage.arm(fault)
                 case other:
                     raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 WorkerId: TypeAlias = int
 Node: TypeAlias = tuple[int, int]  # [low, high) over logical ranks
+Figures: TypeAlias = tuple[float, float]  # of a step: (loss per token, gradient norm before clipping)
 
 
 class Ballot(NamedTuple):
@@ -49,6 +50,8 @@ class RankWork:
     losses: tuple[float, ...]
     tokens: int
     data_digest: bytes
+    gradient_digest: bytes = b""  # told of in reports only
+    parameter_digests: tuple[bytes, ...] = ()  # by shard: what it was computed with, where the step compares; not sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,10 +84,23 @@ class Certificate:
 
     step: int
     headers: tuple[Header, ...]  # by shard
+    skipped: str = ""  # why the step is not applied, though it is decided
+    attempts: int = 1  # computations that it took
+    wrong: tuple[tuple[WorkerId, int], ...] = ()  # (worker, logical rank) of gradients that could not be reproduced
 
     @property
     def void(self) -> bool:
         return not self.headers
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One computation of a step that was not decided by it: its figures are bad, or nobody else got the same bits."""
+
+    headers: tuple[Header, ...]
+    workers: tuple[WorkerId, ...]  # by logical rank: who computed it
+    digests: tuple[bytes, ...]  # by logical rank: of its gradient, as who computed it says; b"": it is dead
+    bad: str  # what is wrong with its figures; "": nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,8 @@ class Plan:
     ranks_now: tuple[WorkerId, ...]  # logical rank -> worker, for step B
     ranks_next: tuple[WorkerId, ...]  # logical rank -> worker, from step B+1 on
     stop_at: int  # training ends at this version: a policy decision bound to steps >= B
+    attempts: tuple[Attempt, ...] = ()  # at step B, so far
+    history: tuple[Figures, ...] = ()  # of the last committed steps before B, as many as the job looks back at
 
     def ids(self) -> tuple[WorkerId, ...]:
         return tuple(m.worker for m in self.members)
@@ -158,6 +176,10 @@ class Report:
     previous: Certificate | None  # of `step - 1`
     holdings: tuple[HoldingReport, ...]
     computed: tuple[Node, ...]  # cost only: subtrees of `step` that it has computed
+    doubted: tuple[Header, ...] = ()  # of `step`: what its records say, if that doesn't decide it
+    doubt: str = ""  # what is wrong with the figures of that
+    digests: tuple[tuple[int, bytes], ...] = ()  # (logical rank, digest of its gradient) of those computed here
+    history: tuple[Figures, ...] = ()  # of the last committed steps before `reached`
 
     @property
     def reached(self) -> int:
@@ -183,6 +205,9 @@ class StepRecord:
     time: float = 0.0
     seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""  # of a skipped step
+    attempts: int = 1
+    wrong: tuple[tuple[WorkerId, int], ...] = ()
 
 
 # --- plain values: the only form in which these cross a process boundary -------------------------------------
@@ -204,7 +229,8 @@ def header_from_plain(d: Mapping[str, Any]) -> Header:
 
 
 def certificate_from_plain(d: Mapping[str, Any]) -> Certificate:
-    return Certificate(d["step"], tuple(header_from_plain(h) for h in d["headers"]))
+    headers = tuple(header_from_plain(h) for h in d["headers"])
+    return Certificate(d["step"], headers, d["skipped"], d["attempts"], _pairs(d["wrong"]))
 
 
 def _certificate_if_any(d: Mapping[str, Any] | None) -> Certificate | None:
@@ -221,11 +247,20 @@ def unpack_header(v: Sequence[Any]) -> Header:
 
 
 def pack_certificate(c: Certificate) -> list[Any]:
-    return [c.step, [pack_header(h) for h in c.headers]]
+    return [c.step, [pack_header(h) for h in c.headers], c.skipped, c.attempts, [list(pair) for pair in c.wrong]]
 
 
 def unpack_certificate(v: Sequence[Any]) -> Certificate:
-    return Certificate(v[0], tuple(unpack_header(h) for h in v[1]))
+    return Certificate(v[0], tuple(unpack_header(h) for h in v[1]), v[2], v[3], _pairs(v[4]))
+
+
+def attempt_from_plain(d: Mapping[str, Any]) -> Attempt:
+    headers = tuple(header_from_plain(h) for h in d["headers"])
+    return Attempt(headers, tuple(d["workers"]), tuple(d["digests"]), d["bad"])
+
+
+def _pairs(v: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in v)
 
 
 def plan_from_plain(d: Mapping[str, Any] | None) -> Plan | None:
@@ -241,6 +276,8 @@ def plan_from_plain(d: Mapping[str, Any] | None) -> Plan | None:
         ranks_now=tuple(d["ranks_now"]),
         ranks_next=tuple(d["ranks_next"]),
         stop_at=d["stop_at"],
+        attempts=tuple(attempt_from_plain(a) for a in d["attempts"]),
+        history=_pairs(d["history"]),
     )
 
 
@@ -257,8 +294,12 @@ def report_from_plain(d: Mapping[str, Any]) -> Report:
             HoldingReport(h["shard"], h["complete"], h["version"], tuple(h["pending"])) for h in d["holdings"]
         ),
         computed=tuple((low, high) for low, high in d["computed"]),
+        doubted=tuple(header_from_plain(h) for h in d["doubted"]),
+        doubt=d["doubt"],
+        digests=_pairs(d["digests"]),
+        history=_pairs(d["history"]),
     )
 
 
 def record_from_plain(d: Mapping[str, Any]) -> StepRecord:
-    return StepRecord(**{**d, "samples": tuple(d["samples"])})
+    return StepRecord(**{**d, "samples": tuple(d["samples"]), "wrong": _pairs(d["wrong"])})

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from dataloader.errors import InternalError
 from dataloader.stream import fold_digests
-from runtime import change
+from runtime import change, comparing, trial
 from runtime.actions import Action, AtGate, Compute, Decided, Ended, Filled, Save
 from runtime.comm.order import cover
 from runtime.copies import Holding, Pending
-from runtime.guard import exact_sum
+from runtime.guard import exact_sum, remembered
 from runtime.protocol import (
     Ballot,
     Certificate,
@@ -57,6 +57,7 @@ class StepTransaction(StepState):
 
     def on_computed(self, step: int, rank: int, work: RankWork) -> list[Action]:
         """A wanted logical rank's gradient is in the arithmetic as node (rank, rank + 1)."""
+        comparing.check_parameters(self, step, work)
         if not self.wants(step, rank):
             raise InternalError(f"worker {self.worker}: nobody wants logical rank {rank} of step {step}")
         self.nodes.add((rank, rank + 1))
@@ -210,13 +211,13 @@ class StepTransaction(StepState):
         plan = self.installed()
         if self.step >= plan.stop_at:
             return
-        if self.certificate is None:
+        if self.certificate is None and not self.doubted:
             for shard, where in enumerate(plan.shards):
                 if where.owner == self.worker and shard not in self.reduced and self.has_all_contributions(shard):
                     self.reduce(shard, where)
             if self.has_all_records():
                 headers = tuple(next(iter(self.records[s].values())) for s in range(self.facts.shards))
-                self.certify(Certificate(self.step, headers))
+                trial.conclude(self, headers)
         if self.certificate is not None and len(self.staged) == self.facts.shards:
             if not self.certificate.void:
                 self.act(Decided(self.step_record(self.certificate)))
@@ -298,6 +299,8 @@ class StepTransaction(StepState):
 
     def certify(self, certificate: Certificate) -> None:
         self.certificate = certificate
+        if not certificate.skipped and not certificate.void:
+            self.history = remembered(self.history, certificate.headers, self.facts.guard)
         for node in sorted(self.nodes):
             self.forget_node(node)
         for holding in self.holdings.values():
@@ -325,13 +328,16 @@ class StepTransaction(StepState):
         assert self.certificate is not None
         self.arithmetic.stage(shard, None)
         self.staged[shard] = digest
-        meta, payload = [digest, pack_certificate(self.certificate)], self.arithmetic.parameters(shard)
+        compared = self.arithmetic.staged_digest(shard) if self.facts.guard.compares(self.step + 1) else b""
+        self.note_published(shard, digest, compared)
+        meta = [digest, pack_certificate(self.certificate), compared]
+        payload = self.arithmetic.parameters(shard)
         for worker in to:
             if worker != self.worker:
                 self.send(worker, FrameKind.PARAMETERS, shard, meta, payload)
 
     def on_parameters(self, frame: Frame) -> None:
-        digest, packed = frame.meta
+        digest, packed, compared = frame.meta
         certificate = unpack_certificate(packed)
         if self.certificate is None:
             self.certify(certificate)
@@ -340,6 +346,13 @@ class StepTransaction(StepState):
         if frame.shard not in self.staged:
             self.arithmetic.stage(frame.shard, frame.payload)
             self.staged[frame.shard] = digest
+            self.note_published(frame.shard, digest, compared)
+
+    def note_published(self, shard: int, state: bytes, parameters: bytes) -> None:
+        """What the owner says of version step + 1; `parameters` is empty where nothing is compared."""
+        self.owners_say[shard] = (self.step + 1, state)
+        if parameters:
+            self.published[shard] = (self.step + 1, parameters)
 
     def apply_next(self, shard: int, holding: Holding) -> bytes:
         """Apply the oldest pending gradient; only the one whose digest is the certificate's (rule 7)."""
@@ -351,10 +364,12 @@ class StepTransaction(StepState):
             )
         if pending.digest != pending.certificate.headers[shard].digest:
             raise InternalError(f"step {step}, shard {shard}: the gradient held is not the certified one")
-        digest = self.arithmetic.apply(shard, step, self.judge(pending.certificate))
+        comparing.check_state(self, shard, holding)
+        holding.digest = self.arithmetic.apply(shard, step, self.judge(pending.certificate))
         del holding.pending[step]
         holding.version += 1
-        return digest
+        comparing.check_replica(self, shard, holding)
+        return holding.digest
 
     def _can_catch_up(self, holding: Holding) -> bool:
         pending = holding.pending.get(holding.version)

@@ -7,7 +7,7 @@ runtime/change.py (a change of members).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dataloader.errors import InternalError
@@ -16,11 +16,12 @@ from runtime.actions import Action, Send
 from runtime.arithmetic import Arithmetic, Payload
 from runtime.comm.order import children, root
 from runtime.copies import Holding
-from runtime.guard import Verdict
+from runtime.guard import GuardRules, Verdict
 from runtime.protocol import (
     NO_BALLOT,
     Ballot,
     Certificate,
+    Figures,
     Frame,
     FrameKind,
     Header,
@@ -48,6 +49,7 @@ class JobFacts:
     global_batch: int
     save_every: int  # versions between full checkpoints; 0: only at the end
     gates: frozenset[int] = frozenset()  # steps whose boundary is held until released
+    guard: GuardRules = field(default_factory=GuardRules)
 
 
 class StepState:
@@ -69,7 +71,11 @@ class StepState:
         self.bare = False  # parameters incomplete: being brought to step + 1 by the owners
         self.certificate: Certificate | None = None  # of self.step
         self.previous: Certificate | None = None  # of self.step - 1
+        self.history: tuple[Figures, ...] = ()  # of the last committed steps, a certified self.step included
         self.holdings: dict[int, Holding] = {}
+        # what others should have, by shard as (version, digest): parameters, and the owner's state
+        self.published: dict[int, tuple[int, bytes]] = {}
+        self.owners_say: dict[int, tuple[int, bytes]] = {}
         self.released: set[int] = set()
         self.held = False
         self.waiting: list[tuple[WorkerId, Frame]] = []  # frames whose time has not come (rule 2)
@@ -87,6 +93,8 @@ class StepState:
         self.reduced: dict[int, Header] = {}
         self.staged: dict[int, bytes] = {}
         self.contributed = False
+        self.doubted: tuple[Header, ...] = ()  # what the records say that don't decide the step
+        self.doubt = ""
 
     @property
     def frozen(self) -> bool:
@@ -124,6 +132,9 @@ class StepState:
             verdict=verdict.kind,
             digest=fold_digests(self.staged[s] for s in range(self.facts.shards)).hex(),
             data_digest=certificate.headers[0].data_digest.hex(),
+            reason=certificate.skipped,
+            attempts=certificate.attempts,
+            wrong=certificate.wrong,
         )
 
     # --- one's own logical ranks ------------------------------------------------------------------------------

@@ -43,12 +43,13 @@ from runtime.compute import MicroBatches
 from runtime.compute_thread import ComputeThread
 from runtime.config import CheckpointConfig, LinksConfig, ScheduleConfig, TrainConfig
 from runtime.driver import Driver
-from runtime.guard import Verdict, judge
+from runtime.guard import GuardRules, Verdict, judge
 from runtime.numerics import numerics_class, pin, probe
 from runtime.priority import answer_first, take_turns
 from runtime.protocol import Certificate
 from runtime.recipe import GuardedRecipe, build_recipe
 from runtime.recipe_checks import check_recipe, group_names, group_options
+from runtime.sabotage import Sabotage, poisoned_steps
 from runtime.saving import Saver
 from runtime.schedule import lr_ratio
 from runtime.shards.holding import optimizer_variant
@@ -167,7 +168,7 @@ def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelec
     gc.freeze()  # some 300,000 objects that live as long as the process: going through them takes 0.2 s each time
     compute.start()
     answer_first()
-    Driver(transaction, arithmetic, mesh, agent, compute, saver).run()
+    Driver(transaction, arithmetic, mesh, agent, compute, saver, built.micro_batches.sabotage).run()
     mesh.shut()
     wake.close()
 
@@ -201,7 +202,8 @@ def build(job: Mapping[str, Any], train: TrainConfig) -> Built:
     state_bytes = check_recipe(recipe, model, batch, train.seed)
     check_payloads(layout, train.logical_ranks, state_bytes, PAYLOAD_LIMIT_BYTES)
     options = group_options(groups)
-    micro_batches = MicroBatches(recipe, model, layout, stream, train)
+    guard, sabotage = GuardRules(**job.get("guard", {})), Sabotage(poisoned_steps(job["faults"]))
+    micro_batches = MicroBatches(recipe, model, layout, stream, train, guard, sabotage)
     numerics = numerics_class(train, optimizer_variant(recipe.optimizer, options))
     return Built(recipe, layout, micro_batches, options, numerics, probe(micro_batches, layout))
 
@@ -233,6 +235,7 @@ def job_facts(job: Mapping[str, Any], train: TrainConfig) -> JobFacts:
         shards=train.shards,
         global_batch=train.global_batch,
         save_every=checkpoint.full_every,
+        guard=GuardRules(**job.get("guard", {})),
         gates=frozenset(fault["at_step"] for fault in job["faults"] if fault["wait"]),
     )
 

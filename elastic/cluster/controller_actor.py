@@ -34,7 +34,7 @@ from elastic.controller import Controller
 from elastic.durable import new_incarnation, read_state
 from elastic.faults import parse_fault
 from elastic.rundir import RunDirectory, holder
-from elastic.shell import Shell, controller_facts
+from elastic.shell import LedgerFigures, Shell, controller_facts
 from elastic.wire import Plain, event_from_plain
 from runtime.priority import answer_first
 from runtime.thawing import thaw_later
@@ -82,10 +82,15 @@ class ControllerActor:
         run, job = self._run, stored_job(self._run.job)
         cores: list[Controller] = []
 
-        def make_core(ledger_next: int, digest: Callable[[int], str | None], checkpoint: int | None) -> Controller:
+        def make_core(
+            ledger_next: int,
+            digest: Callable[[int], str | None],
+            checkpoint: int | None,
+            figures: LedgerFigures,
+        ) -> Controller:
             incarnation = new_incarnation(run, self._facts["run_id"], ledger_next)
             facts, state, epoch = controller_facts(job), read_state(run), time.time() - time.monotonic()
-            cores.append(Controller(facts, state, incarnation, ledger_next, digest, checkpoint, epoch))
+            cores.append(Controller(facts, state, incarnation, ledger_next, digest, checkpoint, epoch, figures))
             return cores[0]
 
         self._agents = Agents(run, job, self._facts, self._inbox.put, self._fail)

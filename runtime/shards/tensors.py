@@ -179,6 +179,9 @@ class TensorArithmetic:
         else:
             (self._staged[shard],) = _split(payload, 1, self._sizes[shard])
 
+    def staged_digest(self, shard: int) -> bytes:
+        return xxhash.xxh3_128_digest(_bytes(self._staged[shard]))
+
     def staged_pieces(self) -> list[torch.Tensor]:
         """What is staged, by shard, not copied. Also for the compute thread."""
         return [torch.from_numpy(piece) for piece in tuple(self._staged)]

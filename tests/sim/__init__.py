@@ -5,6 +5,7 @@
     network     links: delays, cuts, blocks
     worker      one worker process: the production driver and step transaction
     cluster     the shell around the production controller, node agents, the disk
+    wrongs      workers that compute wrongly, or with wrong parameters
     faults      what goes wrong, and at which protocol point
     checks      what must hold, at every moment and at the end
     job, world  what a seed decides, and the course of a run

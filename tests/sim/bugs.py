@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,9 +20,10 @@ from elastic.balance import spread_by_speed
 from elastic.ballots import Asking, Ballots
 from elastic.controller import Controller
 from elastic.plan import Order
-from runtime import change
+from runtime import change, comparing, trial
 from runtime.copies import Pending
 from runtime.protocol import (
+    Attempt,
     Ballot,
     Certificate,
     Frame,
@@ -75,7 +76,8 @@ COPIES = "a copy is trusted too early, or dropped too early"
 STUCK = "what was lost is not sent again"
 BITS = "other bits, whoever dies"
 CLOCKS = "wall clocks decide"
-CLASSES = (EVICTED, PROMISE, FENCE, CONTROLLERS, VOTE, HALF, EARLY, UNDONE, COPIES, STUCK, BITS, CLOCKS)
+BELIEVED = "what one worker computes or holds is believed"
+CLASSES = (EVICTED, PROMISE, FENCE, CONTROLLERS, VOTE, HALF, EARLY, UNDONE, COPIES, STUCK, BITS, CLOCKS, BELIEVED)
 
 
 @dataclass(frozen=True)
@@ -481,6 +483,54 @@ def step_under_way_dealt_anew(patches: Patches) -> None:
         return real(order, newest, version, counting)
 
     patches.put(elastic.plan, "assign_now", assign_now)
+
+
+# --- bad steps ----------------------------------------------------------------------------------------------------
+
+
+@bug("bad steps", BELIEVED)
+def bad_step_skipped_at_once(patches: Patches) -> None:
+    """What is bad is taken for the data's doing, without a second attempt."""
+
+    def rule(now: Attempt, before: Sequence[Attempt], alone: bool) -> trial.Ruling:
+        return trial.Ruling(now.bad, True)
+
+    patches.put(trial, "rule", rule)
+
+
+@bug("bad steps", BELIEVED)
+def a_good_attempt_is_enough(patches: Patches) -> None:
+    """A step that comes out well at last is decided, whether or not anybody else gets the same."""
+    real = trial.rule
+
+    def rule(now: Attempt, before: Sequence[Attempt], alone: bool) -> trial.Ruling:
+        return trial.Ruling("", True) if not now.bad else real(now, before, alone)
+
+    patches.put(trial, "rule", rule)
+
+
+@bug("bad steps", BELIEVED)
+def attempts_by_the_same_workers(patches: Patches) -> None:
+    """A step is computed again by those who computed it, and their word is enough."""
+
+    def other_workers(attempts: Sequence[Attempt], members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        return tuple(worker if worker in members else members[0] for worker in attempts[-1].workers)
+
+    patches.put(elastic.plan, "other_workers", other_workers)
+    patches.put(trial, "_by_several", lambda now, same: True)
+
+
+@bug("bad steps", BELIEVED)
+def parameters_not_compared(patches: Patches) -> None:
+    """A worker contributes gradients whatever parameters they were computed with."""
+    patches.put(comparing, "check_parameters", lambda tx, step, work: None)
+
+
+@bug("bad steps", BELIEVED)
+def joiners_learn_no_history(patches: Patches) -> None:
+    """Who joins looks for spikes by what it has seen itself."""
+    known = "tx.plan, tx.history = plan, plan.history\n    take"
+    patches.text(change, "install", known, "tx.plan, tx.history = plan, () if me.joining else plan.history\n    take")
 
 
 # --- the negative control -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.protocol import Ballot, Certificate, Plan, StepRecord, WorkerId
+from runtime.trial import attempts_at
 from tests.sim import preemption
 from tests.sim.values import digest_of
 
@@ -222,8 +223,8 @@ class Checks:
             self.violation(f"P4: worker {worker.id} computes rank {rank} of step {step} again, and nobody owed it")
 
     def raised(self, worker: SimWorker, error: Exception) -> None:
-        """Those left out may come to grief; they are to be killed anyhow."""
-        if self.standing(worker):
+        """Those left out may come to grief; they are to be killed anyhow. Who finds its own memory wrong, ends."""
+        if self.standing(worker) and not self.world.wrongs.may_end(worker, error):
             import traceback
 
             self.world.trace("".join(traceback.format_exception(error)))
@@ -252,6 +253,8 @@ class Checks:
         self.parked = False
         if plan.checkpoint is not None:
             self.failures = NOT_YET
+        if len(plan.attempts) > len(attempts_at(self.newest, plan.version)):
+            self.owed.update((plan.version, rank) for rank in range(self.world.job.logical_ranks))  # all once more
         if plan.checkpoint is not None or not living:  # or all are dead who knew of later steps
             self.forget(plan)
         self.newest, self.members = plan, frozenset(plan.ids())
@@ -347,6 +350,7 @@ class Checks:
         if disk.weights is None or disk.weights[0] != end:
             self.violation(f"no weights of version {end} at the end")
         self.told(disk.events)
+        self.world.wrongs.ended()
         if world.job.sdc:
             return
         right = world.reference.version(end)

@@ -8,7 +8,7 @@ from tests.sim.bugs import BUGS, CLASSES
 from tests.sim.doubles import case_of, double_world
 from tests.sim.world import World
 
-CAUGHT: dict[str, tuple[int, str, str]] = {  # the class of HALF shows in random runs only
+CAUGHT: dict[str, tuple[int, str, str]] = {  # HALF and BELIEVED show in random runs only
     "old-frames-accepted": (47, "partition-worker,during=plan", "kill-controller,during=save"),
     "plan-below-the-promise-accepted": (2328, "kill-node", "kill-controller,during=plan"),
     "nobody-freezes": (67, "kill-agent,during=vote", "kill-agent,during=save"),

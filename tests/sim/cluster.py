@@ -153,6 +153,7 @@ class Cluster:
             lambda step: ledger[step].digest if step < len(ledger) and not sdc else None,
             disk.newest(),
             self.world.wall() - self.engine.now,
+            self.ledger_figures,
         )
         self.world.trace(f"controller {self.incarnation} starts")
         self.world.watch.controller_started(self.incarnation)
@@ -162,6 +163,10 @@ class Cluster:
                 self.introduce(agent)
         for slot in sorted(self.controller.returning):
             self.engine.after(0.05, self.found_missing, slot)
+
+    def ledger_figures(self, end: int, count: int) -> tuple[tuple[float, float], ...]:
+        committed = [(r.loss, r.grad_norm) for r in self.world.disk.ledger[:end] if r.verdict == "commit"]
+        return tuple(committed[-count:]) if count else ()
 
     def found_missing(self, slot: int) -> None:
         agent = self.agents.get(slot)

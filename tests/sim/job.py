@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from elastic.balance import NEVER, Terms
 from elastic.controller_state import ControllerFacts
+from runtime.guard import GuardRules
 from runtime.step_state import JobFacts
 from tests.sim.values import GLOBAL_BATCH_PER_RANK
 
@@ -36,6 +37,7 @@ class Job:
     skips: frozenset[int]  # steps that are judged as skipped
     faults: tuple[FaultEntry, ...]
     balance: Terms = NEVER
+    guard: GuardRules = field(default_factory=GuardRules)
 
     @property
     def global_batch(self) -> int:
@@ -43,7 +45,7 @@ class Job:
 
     def facts(self) -> JobFacts:
         gates = frozenset(f.at_step for f in self.faults if f.wait)
-        return JobFacts(self.logical_ranks, self.shards, self.global_batch, self.save_every, gates)
+        return JobFacts(self.logical_ranks, self.shards, self.global_batch, self.save_every, gates, self.guard)
 
     def controller_facts(self) -> ControllerFacts:
         return ControllerFacts(
@@ -57,6 +59,8 @@ class Job:
             self.micro_batches,
             self.faults,
             balance=self.balance,
+            global_batch=self.global_batch,
+            guard=self.guard,
         )
 
 
@@ -103,6 +107,11 @@ def draw_balance(seed: int) -> Terms:
     """In every fourth seed work moves soon. By a chance of its own, so that the others stay as they are."""
     random = Random(f"{seed}/balance")
     return Terms(seed % 4 == 1, random.choice((0.05, 0.15)), random.choice((1, 2, 3)), 0.0)
+
+
+def draw_guard(random: Random) -> GuardRules:
+    window = random.choice((0, 2, 3))
+    return GuardRules(spike_window=window, spike_factor=4.0, compare_every=random.choice((0, 1, 1, 2)))
 
 
 def draw_entries(random: Random, workers: int, nodes: int, steps: int) -> list[FaultEntry]:

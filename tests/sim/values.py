@@ -12,16 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloader.stream import fold_digests
 from runtime.guard import Verdict, judge
 from runtime.protocol import Certificate, Header, Node, RankWork
 
+if TYPE_CHECKING:
+    from tests.sim.job import Job
+
 GLOBAL_BATCH_PER_RANK = 2  # samples
 BASE_LR = 0.125
 GRAD_CLIP = 1.0
 _MASK = (1 << 64) - 1
+_WRONG = 1 << 64
 
 
 def digest_of(value: int) -> bytes:
@@ -32,16 +36,29 @@ def parameters_of(state: int) -> int:
     return hash((state, 11))
 
 
+def wrong(gradient: int) -> int:
+    """What a worker gets that computes wrongly: whatever it is added to has an infinite norm."""
+    return _WRONG | hash((gradient, 7)) & _MASK
+
+
+def is_wrong(gradient: int) -> bool:
+    return gradient >= _WRONG
+
+
+def _as(values: tuple[int, ...], result: int) -> int:
+    return wrong(result) if any(map(is_wrong, values)) else result
+
+
 def added(left: int, right: int) -> int:
-    return hash((left, right, 5))
+    return _as((left, right), hash((left, right, 5)))
 
 
 def of_shard(gradient: int, shard: int) -> int:
-    return hash((gradient, shard, 3))
+    return _as((gradient,), hash((gradient, shard, 3)))
 
 
 def squared_norm_of(reduced: int) -> float:
-    return 0.25 + (reduced & 0xFFFF) / 0x4000
+    return math.inf if is_wrong(reduced) else 0.25 + (reduced & 0xFFFF) / 0x4000
 
 
 def applied(state: int, reduced: int, verdict: Verdict) -> int:
@@ -67,9 +84,11 @@ class Version:
 class Reference:
     """The undisturbed run as a plain loop: no workers, no messages, no code of the step transaction."""
 
-    def __init__(self, seed: int, logical_ranks: int, shards: int, micro_batches: int, skips: frozenset[int]) -> None:
-        self.logical_ranks, self.shards, self.micro_batches, self.skips = logical_ranks, shards, micro_batches, skips
-        states = tuple(hash((seed, shard, 1)) for shard in range(shards))
+    def __init__(self, seed: int, job: Job) -> None:
+        self.logical_ranks, self.shards, self.micro_batches = job.logical_ranks, job.shards, job.micro_batches
+        self.skips, self.window, self.factor = job.skips, job.guard.spike_window, job.guard.spike_factor
+        states = tuple(hash((seed, shard, 1)) for shard in range(job.shards))
+        self._committed: list[tuple[float, float]] = []
         self._versions = [Version(states, tuple(map(parameters_of, states)))]
         self._works: dict[tuple[int, int], RankWork] = {}
 
@@ -96,11 +115,23 @@ class Reference:
         tokens = sum(w.tokens for w in works)
         norm = math.sqrt(math.fsum(map(squared_norm_of, reduced))) / tokens
         clip = min(1.0, GRAD_CLIP / (norm + 1e-6))
-        kind = "commit" if math.isfinite(loss) else "skip"
+        kind = "commit" if math.isfinite(loss) and not self._is_spike((loss / tokens, norm)) else "skip"
+        if kind == "commit":
+            self._committed.append((loss / tokens, norm))
         verdict = Verdict(kind, clip / tokens, lr_ratio(step), lr_ratio(step) * BASE_LR, norm, loss / tokens, tokens)
         states = tuple(applied(s, g, verdict) for s, g in zip(before.states, reduced, strict=True))
         digest = fold_digests(digest_of(s) for s in states).hex()
         return Version(states, tuple(map(parameters_of, states)), reduced, digest, loss / tokens, kind)
+
+    def _is_spike(self, figures: tuple[float, float]) -> bool:
+        if self.window == 0 or len(self._committed) < self.window:
+            return False
+        for value, before in zip(figures, zip(*self._committed[-self.window :], strict=True), strict=True):
+            middle = _median(list(before))
+            distance = _median([abs(b - middle) for b in before])
+            if value > middle + self.factor * max(distance, middle / 20):
+                return True
+        return False
 
     def _tree(self, values: list[int]) -> int:
         if len(values) == 1:
@@ -109,6 +140,11 @@ class Reference:
         while half * 2 < len(values):
             half *= 2
         return added(self._tree(values[:half]), self._tree(values[half:]))
+
+
+def _median(values: list[float]) -> float:
+    values, half = sorted(values), len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
 def lr_ratio(step: int) -> float:
@@ -122,7 +158,7 @@ class Judge:
         self._known: dict[tuple[Any, ...], Verdict] = {}
 
     def __call__(self, certificate: Certificate) -> Verdict:
-        key = (certificate.step, *(h.digest for h in certificate.headers))
+        key = (certificate.step, certificate.skipped, *(h.digest for h in certificate.headers))
         verdict = self._known.get(key)
         if verdict is None:
             verdict = judge(certificate, lr_ratio(certificate.step), BASE_LR, GRAD_CLIP)
@@ -221,7 +257,7 @@ class HashArithmetic:
         values = {node: v for nodes, payload in parts for node, v in zip(nodes, arrived_now(payload), strict=True)}
         reduced = of_shard(self._sum(values, (0, max(high for _, high in values))), shard)
         if self.noise is not None:
-            reduced = hash((reduced, self.noise()))
+            reduced = _as((reduced,), hash((reduced, self.noise())))
         self._set(shard, step, reduced)
         return squared_norm_of(reduced), digest_of(reduced)
 
@@ -278,6 +314,9 @@ class HashArithmetic:
 
     def stage(self, shard: int, payload: int | None) -> None:
         self.staged[shard] = parameters_of(self.states[shard].value) if payload is None else payload
+
+    def staged_digest(self, shard: int) -> bytes:
+        return digest_of(self.staged[shard])
 
     def load(self, version: int, holdings: tuple[int, ...]) -> None:
         for shard in range(self.shards):

@@ -7,6 +7,7 @@ to a process (killed, stopped, continued) is done to this object, between any tw
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elastic.faults import FORMS, Fault, FaultKind, Point
@@ -20,7 +21,7 @@ from runtime.saving import Saved
 from runtime.step import StepTransaction
 from tests.sim.clock import CLOCK
 from tests.sim.network import SimMesh
-from tests.sim.values import Cell, HashArithmetic, rank_gradient
+from tests.sim.values import Cell, HashArithmetic, digest_of, rank_gradient
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class SimCompute:
         self.running, self.cancel = (self.step, self.wanted.popleft()), False
         self.begun_under = self.owner.tx.installed().ballot
         if self.installed != self.step:
-            self.parameters = tuple(self.owner.arithmetic.staged)
+            self.parameters = self.owner.world.wrongs.parameters(self.owner, self.step)
             self.installed = self.step
         self.begin_micro_batch(0)
 
@@ -146,11 +147,14 @@ class SimCompute:
         if number + 1 < world.job.micro_batches:
             self.begin_micro_batch(number + 1)
             return
-        gradient = Cell(rank_gradient(self.parameters, step, rank))
+        gradient = Cell(world.wrongs.gradient(self.owner, step, rank, rank_gradient(self.parameters, step, rank)))
         world.checks.computed(self.owner, step, rank, self.begun_under)
         self.running = None
         self.undelivered.add((step, rank))
-        outcome = Computed(step, rank, gradient, world.reference.work(step, rank))  # type: ignore[arg-type]
+        work = replace(world.reference.work(step, rank), gradient_digest=digest_of(gradient.value))
+        if world.job.guard.compares(step):
+            work = replace(work, parameter_digests=tuple(map(digest_of, self.parameters)))
+        outcome = Computed(step, rank, gradient, work)  # type: ignore[arg-type]
         self.owner.later(0.0001, self.deliver, outcome)
         self.begin()
 

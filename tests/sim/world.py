@@ -18,13 +18,14 @@ from tests.sim.cluster import Cluster, Disk
 from tests.sim.effects import Effects
 from tests.sim.engine import Engine
 from tests.sim.faults import Faults
-from tests.sim.job import FaultEntry, Job, Profile, draw_balance, draw_job, draw_profile
+from tests.sim.job import FaultEntry, Job, Profile, draw_balance, draw_guard, draw_job, draw_profile
 from tests.sim.network import Network
 from tests.sim.values import Judge, Reference, digest_of
 from tests.sim.violation import Violation
 from tests.sim.vocabulary import Vocabulary
 from tests.sim.watch import Watch
 from tests.sim.worker import SimWorker
+from tests.sim.wrongs import Wrongs
 
 PATIENCE_SECONDS = 240.0  # from healing to the end
 MAX_EVENTS = 150_000
@@ -79,9 +80,9 @@ class World:
         else:
             random = self.engine.random
             self.job, self.profile = replace(draw_job(random), balance=draw_balance(seed)), draw_profile(random)
-        self.reference = Reference(
-            seed, self.job.logical_ranks, self.job.shards, self.job.micro_batches, self.job.skips
-        )
+            if not self.job.sdc:
+                self.job = replace(self.job, guard=draw_guard(Random(f"{seed}/guard")))
+        self.reference = Reference(seed, self.job)
         self.judge = Judge()
         self.workers: dict[WorkerId, SimWorker] = {}
         self.network = Network(self.engine, self.link_seconds, self.workers)
@@ -94,6 +95,7 @@ class World:
         self.faults = Faults(self, drawn=setting is None)
         self.vocabulary = Vocabulary(self, setting.schedule if setting is not None else ())
         self.script = setting.script(self) if setting is not None and setting.script is not None else None
+        self.wrongs = Wrongs(self, drawn=setting is None)
         self.ended: tuple[str, str] | None = None
         self.healed_at: float | None = None
         self.noises = 0

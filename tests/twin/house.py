@@ -23,6 +23,7 @@ from runtime.numerics import pin
 from runtime.protocol import Ballot, Frame, Report, StepRecord
 from runtime.recipe import build_recipe
 from runtime.recipe_checks import group_names, group_options
+from runtime.sabotage import Sabotage, poisoned_steps
 from runtime.shards.layout import flat_layout
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
@@ -58,6 +59,8 @@ class Inmate:
                 case a.Decided(record):
                     known = self.house.records.setdefault(record.step, record)
                     assert known.digest == record.digest
+                case a.Doubted():
+                    self.house.doubted = True
                 case a.Ended():
                     self.ended = True
                 case _:
@@ -87,6 +90,7 @@ class House:
         self.workers: dict[int, Inmate] = {}
         self.number = 0
         self.computed = 0
+        self.doubted = False  # somebody asks for another attempt
         flat = self.built.micro_batches.parameters()
         probe = Inmate(-1, self)
         write_initial(LocalStore(directory), self.built.layout, probe.arithmetic.optimizer, flat, {}, {})
@@ -114,6 +118,10 @@ class House:
             busy = [w for w in self.workers.values() if w.wanted]
             lazy = [w for w in self.workers.values() if w.tx.unsettled]
             choices: list[Any] = [*queues, *busy, *lazy]
+            if not choices and self.doubted:
+                self.doubted = False
+                self.change(list(self.workers))
+                continue
             if not choices:
                 assert all(w.ended for w in self.workers.values()), "stuck"
                 return
@@ -147,7 +155,9 @@ def build(job: dict[str, Any], train: TrainConfig) -> Built:
     model = recipe.build_model()
     groups = recipe.param_groups(model)
     layout = flat_layout(group_names(model, groups), train.shards)
-    return Built(recipe, layout, MicroBatches(recipe, model, layout, stream, train), group_options(groups), {}, "")
+    sabotage = Sabotage(poisoned_steps(job["faults"]))
+    micro_batches = MicroBatches(recipe, model, layout, stream, train, sabotage=sabotage)
+    return Built(recipe, layout, micro_batches, group_options(groups), {}, "")
 
 
 def copied(frame: Frame) -> Frame:

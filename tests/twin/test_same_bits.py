@@ -75,16 +75,34 @@ def digests(house: House) -> list[str]:
 
 
 def test_the_dumb_twin_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
-    house = undisturbed(data, tmp_path, 3)
+    check_against_twin(undisturbed(data, tmp_path, 3))
+
+
+def test_a_poisoned_step_is_the_twins_that_skips_it(data: Path, tmp_path: Path) -> None:
+    """By three workers, who must agree on it, and by one, who can only compute it again itself."""
+    for workers in (3, 1):
+        house = house_of(data, tmp_path, workers, steps=8)
+        poison = [{"at_step": 4, "fault": "poison,what=nan", "wait": False}]
+        house = House({**house.job, "faults": poison}, tmp_path / f"poisoned-{workers}", workers)
+        house.change(list(range(workers)))
+        house.run()
+        assert [house.records[step].verdict == "skip" for step in range(8)] == [step == 4 for step in range(8)]
+        assert (house.records[4].attempts, house.records[4].reason) == (2, "the gradient's norm is nan")
+        assert house.computed == 9 * 8  # ranks, of one step twice
+        check_against_twin(house, skip=(4,))
+
+
+def check_against_twin(house: House, skip: tuple[int, ...] = ()) -> None:
+    steps = house.train.steps
     recipe = build_recipe(None, house.job)
     model = recipe.build_model()
-    stream = SampleStream(TokenShards(data, "train"), SEQ_LEN, house.train.seed)
+    stream = SampleStream(TokenShards(Path(house.job["data"]["path"]), "train"), SEQ_LEN, house.train.seed)
     groups = recipe.param_groups(model)
-    plain = twin.train(model, groups, stream, house.job)
+    plain = twin.train(model, groups, stream, house.job, skip)
 
-    records = [house.records[step] for step in range(20)]
+    records = [house.records[step] for step in range(steps)]
     assert [r.loss for r in records] == plain["losses"]
-    assert [r.grad_norm for r in records] == plain["norms"]
+    assert [r.grad_norm for r in records if r.verdict == "commit"] == plain["norms"]
     assert records[-1].loss < records[0].loss
     order = {id(p): n for n, p in enumerate(p for g in groups for p in g["params"])}
     place = {name: order[id(p)] for name, p in model.named_parameters()}

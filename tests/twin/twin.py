@@ -42,7 +42,13 @@ def squared_norm(flat: torch.Tensor, shards: int) -> float:
     return math.fsum(parts)
 
 
-def train(model: torch.nn.Module, groups: list[dict[str, Any]], stream: Any, job: dict[str, Any]) -> dict[str, Any]:
+def train(
+    model: torch.nn.Module,
+    groups: list[dict[str, Any]],
+    stream: Any,
+    job: dict[str, Any],
+    skip: tuple[int, ...] = (),  # steps that are not applied
+) -> dict[str, Any]:
     t, lr = job["train"], job["optimizer"]["lr"]
     ranks, micro_batch, batch = t["logical_ranks"], t["micro_batch"], t["global_batch"]
     per_rank = batch // (micro_batch * ranks)
@@ -65,6 +71,9 @@ def train(model: torch.nn.Module, groups: list[dict[str, Any]], stream: Any, job
             pads = [torch.nn.functional.pad(p.grad.reshape(-1), (0, -p.numel() % 16)) for p in params]
             gradients.append(torch.cat(pads))
         total = tree(gradients)
+        if step in skip:
+            losses.append(math.fsum(loss_parts) / count)
+            continue
         norm = math.sqrt(squared_norm(total, t.get("shards", ranks))) / count
         scale = min(1.0, 1.0 / (norm + 1e-6)) / count
         offset = 0

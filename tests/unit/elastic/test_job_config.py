@@ -159,7 +159,7 @@ def test_resume_may_change(job_file: Path, setting: str) -> None:
 def test_resume_may_not_change(job_file: Path, setting: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^run: {key}") as caught:
         refuse_changes(load_job(job_file), changed(job_file, setting), Path("run"))
-    allowed = "--resume may change cluster.*, balance.*, metrics.*, policy.*, links.* and faults only"
+    allowed = "--resume may change cluster.*, balance.*, guard.*, metrics.*, policy.*, links.* and faults only"
     assert allowed in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from elastic.durable import read_state
 from elastic.messages import Action, Event
 from elastic.record_lines import read_events
 from elastic.rundir import RunDirectory
-from elastic.shell import Shell, controller_facts
+from elastic.shell import LedgerFigures, Shell, controller_facts
 from runtime.checkpoint.catalogue import commit, newest, read_manifest
 from runtime.checkpoint.manifest import FileEntry, Manifest, ShardEntry
 from runtime.checkpoint.store import LocalStore
@@ -95,7 +95,9 @@ class Stage:
     def open(self, *answers: list[Action]) -> Shell:
         self.core.answers = list(answers)
 
-        def make(ledger_next: int, digest: Callable[[int], str | None], checkpoint: int | None) -> Script:
+        def make(
+            ledger_next: int, digest: Callable[[int], str | None], checkpoint: int | None, figures: LedgerFigures
+        ) -> Script:
             self.core.begun, self.core.digest = (ledger_next, checkpoint), digest
             return self.core
 

@@ -18,6 +18,7 @@ from elastic.wire import (
 )
 from runtime.comm.frames import pack_plain, unpack_plain
 from runtime.protocol import (
+    Attempt,
     Ballot,
     Certificate,
     Header,
@@ -35,12 +36,14 @@ PLAN = Plan(
     ballot=Ballot(2, 7),
     members=(Member(1, 0), Member(4, 1, joining=True, behind=True)),
     version=3,
-    certificate=Certificate(2, (HEADER,)),
+    certificate=Certificate(2, (HEADER,), "why", 3, ((4, 1), (4, 2))),
     checkpoint=None,
     shards=(ShardPlan(1, (4,), (4,)),),
     ranks_now=(1, 1),
     ranks_next=(1, 4),
     stop_at=40,
+    attempts=(Attempt((HEADER,), (1, 1), (b"f" * 16, b""), "the loss is nan"),),
+    history=((2.5, 1.0), (2.25, 1.5)),
 )
 REPORT = Report(
     ballot=Ballot(2, 8),
@@ -52,8 +55,14 @@ REPORT = Report(
     previous=Certificate(2, (HEADER,)),
     holdings=(HoldingReport(0, True, 3, (3,)),),
     computed=((0, 1),),
+    doubted=(HEADER,),
+    doubt="the loss is nan",
+    digests=((0, b"g" * 16),),
+    history=((2.25, 1.5),),
 )
-RECORD = StepRecord(3, 7, 2, 2, (48, 64), 2048, 2.5, 1.0, 1e-3, "commit", "d", "e", 1.0, 0.5, {"compute": 0.4})
+RECORD = StepRecord(
+    3, 7, 2, 2, (48, 64), 2048, 2.5, 1.0, 1e-3, "commit", "d", "e", 1.0, 0.5, {"compute": 0.4}, wrong=((4, 1),)
+)
 INFO = m.WorkerInfo(1, 77, ("127.0.0.1", 4000), {"torch": "2.13"}, "abc", True, 123)
 
 EVENTS: list[m.Event] = [
@@ -69,6 +78,7 @@ EVENTS: list[m.Event] = [
     m.Resumed(1, Ballot(2, 8), 1.5, 10, 20),
     m.Recomputed(1, Ballot(2, 8), 3.5),
     m.ShardFilled(1, Ballot(2, 8), 0, 20, 80),
+    m.StepDoubted(1, Ballot(2, 8), 3),
     m.StepsDecided(1, (RECORD,)),
     m.Progress(1, 3, 1, 9),
     m.ShardSaved(1, 4, 0, {"file": "x", "bytes": 3}),

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from dataloader.errors import InternalError
-from runtime.guard import exact_sum, judge
+from runtime.guard import GuardRules, exact_sum, judge, remembered, what_is_bad
 from runtime.protocol import Certificate, Header
 
 
@@ -68,3 +68,37 @@ def test_exact_sum_never_raises_and_has_one_nan():
         assert struct.pack("<d", exact_sum(values)) == struct.pack("<d", math.nan)
     assert exact_sum([math.inf, 1.0]) == math.inf
     assert exact_sum([0.1] * 10) == 1.0
+
+
+RULES = GuardRules(spike_window=4, spike_factor=10.0)
+USUAL = ((2.0, 5.0), (2.1, 5.2), (1.9, 4.8), (2.0, 5.0))  # (loss, norm)
+
+
+def test_bad_is_what_is_not_finite_or_beyond_fp32():
+    assert what_is_bad(certificate([2500.0]).headers, (), RULES) == ""
+    assert what_is_bad(certificate([math.nan]).headers, (), RULES) == "the gradient's norm is nan"
+    assert what_is_bad(certificate([1.0], loss=math.inf).headers, (), RULES) == "the loss is inf"
+    assert what_is_bad(certificate([1.0], tokens=0).headers, (), RULES) == "no token was counted"
+    largest = 3.4028234663852886e38
+    assert what_is_bad(certificate([largest]).headers, (), GuardRules()) == ""
+    assert "beyond fp32" in what_is_bad(certificate([largest, largest]).headers, (), GuardRules())
+
+
+def test_a_spike_is_measured_by_the_last_committed_steps():
+    # norms: median 5, usual distance 0.1, so that the floor counts: 5 + 10 * 0.25
+    assert what_is_bad(certificate([74.0**2], loss=20.0).headers, USUAL, RULES) == ""
+    assert "the gradient's norm is 7.6, a spike" in what_is_bad(certificate([76.0**2]).headers, USUAL, RULES)
+    assert "the loss is 3.1, a spike" in what_is_bad(certificate([2500.0], loss=31.0).headers, USUAL, RULES)
+    assert what_is_bad(certificate([76.0**2]).headers, USUAL[1:], RULES) == ""  # too few to say
+    assert what_is_bad(certificate([76.0**2]).headers, USUAL, GuardRules()) == ""  # not looked for
+
+
+def test_the_history_keeps_as_many_steps_as_the_window():
+    history = remembered(USUAL, certificate([3600.0]).headers, RULES)
+    assert history == (*USUAL[1:], (2.0, 6.0))
+    assert remembered(USUAL, certificate([3600.0]).headers, GuardRules()) == ()
+
+
+def test_a_certificate_that_says_so_is_skipped():
+    skipped = Certificate(7, certificate([1.0]).headers, "the loss is 99, a spike")
+    assert judge(skipped, 1.0, 1.0, 1.0).kind == "skip"
