@@ -45,6 +45,8 @@ class TwoHosts:
             ip("-n", name, "addr", "add", f"{self.addresses[end]}/24", "dev", "cable")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", "cable", "up")
+            there = self.addresses["b" if end == "a" else "a"]  # Ray asks which address it would go out by
+            ip("-n", name, "route", "add", "default", "via", there)
             tc(name, "qdisc", "add", "dev", "cable", "clsact")
 
     @contextlib.contextmanager
