@@ -83,6 +83,21 @@ def _parser() -> _Parser:
     commands.choices["status"].add_argument("--json", action="store_true", help="as one JSON object")
     commands.choices["inject"].add_argument("faults", nargs="+", metavar="FAULT", help=_grammar())
 
+    chaos = add("chaos", _chaos, "disturb a job with faults, and check that every promise held; exit 1 if one didn't")
+    chaos.add_argument("job", type=Path, metavar="JOB.yaml")
+    chaos.add_argument("--minutes", type=_positive, default=1.0, metavar="M", help="of faults, from the first step (1)")
+    chaos.add_argument("--seed", type=int, default=1, metavar="N", help="what the schedule is drawn from (1)")
+    chaos.add_argument(
+        "--mtbf", type=_positive, default=5.0, metavar="SECONDS", help="mean time between the faults that are drawn (5)"
+    )
+    chaos.add_argument(
+        "--faults", type=Path, metavar="FILE", help="a YAML list of {at_seconds|at_step: ..., fault: FAULT}, not drawn"
+    )
+    chaos.add_argument(
+        "--reference", type=Path, metavar="RUN", help="an undisturbed run of the same job, in place of making one"
+    )
+    chaos.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="change a key; VALUE is YAML")
+
     two = add("diff", _diff, "compare two runs step by step, and their weights")
     two.add_argument("run_a", type=Path, metavar="RUN_A")
     two.add_argument("run_b", type=Path, metavar="RUN_B")
@@ -169,6 +184,19 @@ def _inject(arguments: argparse.Namespace) -> int:
     for line in inject(run.path, faults):
         print(line)
     return 0
+
+
+def _chaos(arguments: argparse.Namespace) -> int:
+    from elastic.chaos.command import chaos, wanted_of
+
+    return chaos(wanted_of(arguments))
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number more than 0, got {text}")
+    return value
 
 
 def _audit(arguments: argparse.Namespace) -> int:
