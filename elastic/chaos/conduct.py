@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from elastic.chaos.draw import TAKES_A_NODE, Aim, Among, Entry, aim
+from elastic.chaos.draw import TAKES_A_NODE, Aim, Entry, aim
 from elastic.chaos.standing import Standing
 from elastic.faults import Fault, FaultKind
 
@@ -76,6 +76,7 @@ class ScheduledFaults:
     passed_over: list[tuple[Entry, str]] = field(default_factory=list)
     stuck: str = ""  # why it was given up
     _due: deque[Entry] = field(default_factory=deque)
+    _slipped: float = 0.0  # seconds that the schedule is late
     _lacking: int = 0
     _settling_since: float | None = None
     _step_then: int = 0
@@ -84,19 +85,33 @@ class ScheduledFaults:
         self._due = deque(self.entries)
 
     def turn(self, now: float, standing: Standing) -> Fault | None:
-        while self._due and self._due[0].at_seconds <= now:
+        there = standing.without(self._just_hit(standing))
+        while self._due and self._due[0].at_seconds + self._slipped <= now:
             entry = self._due[0]
-            aimed = aim(entry, standing, self._lacking, self._may_take_a_node(standing))
-            if self._takes_too_many(entry, aimed, standing):
-                if now < self.seconds + SETTLE_PATIENCE_SECONDS:
-                    return self._node_due(now, standing)  # all else waits
-                aimed = Aim(None, why_not=f"would leave fewer than {self._floor()} members")
+            aimed = aim(entry, there, self._lacking, self._may_take_a_node(there))
+            if self._takes_too_many(entry, aimed, there):
+                if now < self.seconds:
+                    return self._node_due(now, there)  # all else waits
+                aimed = Aim(None, why_not="too few members were left when the time was over")
             self._due.popleft()
             if aimed.fault is not None:
-                return self._ask(entry.at_seconds, aimed, standing)
+                self._slip(entry, now)
+                return self._ask(entry.at_seconds, aimed, there)
             if entry.fault.kind is not FaultKind.ADD_NODE:
                 self.passed_over.append((entry, aimed.why_not))
-        return self._give_back(now, standing) if not self._due and now >= self.seconds else None
+        if now >= self.seconds and self._due:
+            self._pass_over_the_rest()
+        return self._give_back(now, there) if not self._due and now >= self.seconds else None
+
+    def _slip(self, entry: Entry, now: float) -> None:
+        """What had to wait doesn't fall together with what comes after it: those drawn keep their gaps."""
+        if entry.drawn:
+            self._slipped = max(self._slipped, now - entry.at_seconds)
+
+    def _pass_over_the_rest(self) -> None:
+        rest = [entry for entry in self._due if entry.fault.kind is not FaultKind.ADD_NODE]
+        self.passed_over += [(entry, "the time was over") for entry in rest]
+        self._due.clear()
 
     def answered(self, answer: str, time: float) -> None:
         last = self.injections[-1]
@@ -107,11 +122,11 @@ class ScheduledFaults:
             self._lacking -= 1
 
     def over(self, now: float, standing: Standing) -> bool:
-        if self._due or now < self.seconds or self._lacking > 0:
+        if self._due or now < self.seconds:
             return False
         if self._settling_since is None:
             self._settling_since, self._step_then = now, standing.step
-        if self.is_whole(standing) and standing.step > self._step_then:
+        if self._lacking <= 0 and self.is_whole(standing) and standing.step > self._step_then:
             return True
         if now > self._settling_since + SETTLE_PATIENCE_SECONDS:
             self.stuck = (
@@ -125,7 +140,7 @@ class ScheduledFaults:
     def is_whole(self, standing: Standing) -> bool:
         quiet = max((i.time for i in self.injections), default=0.0) + QUIET_SECONDS
         return (
-            standing.state == "training"
+            standing.state in ("training", "replaying")
             and standing.time >= quiet
             and standing.without_backup == 0
             and len(standing.members()) >= self.size.members
@@ -142,7 +157,7 @@ class ScheduledFaults:
     def _node_due(self, now: float, standing: Standing) -> Fault | None:
         """A node whose time to come back has come, whatever has to wait before it."""
         for entry in self._due:
-            if entry.at_seconds <= now and entry.fault.kind is FaultKind.ADD_NODE and self._lacking > 0:
+            if entry.at_seconds + self._slipped <= now and entry.fault.kind is FaultKind.ADD_NODE and self._lacking > 0:
                 self._due.remove(entry)
                 return self._ask(entry.at_seconds, Aim(entry.fault), standing)
         return None
@@ -155,17 +170,14 @@ class ScheduledFaults:
 
     def _takes_too_many(self, entry: Entry, aimed: Aim, standing: Standing) -> bool:
         """A drawn fault takes no more members than leave enough to go on with: not all that hold some state."""
-        if entry.among is Among.NAMED or (aimed.fault is not None and aimed.fault.kind is FaultKind.ADD_NODE):
+        if not entry.drawn or (aimed.fault is not None and aimed.fault.kind is FaultKind.ADD_NODE):
             return False
-        left = len(set(standing.members()) - set(aimed.victims) - set(self._just_hit(standing)))
-        return bool(aimed.victims or not standing.members()) and left < self._floor()
+        left = len(set(standing.members()) - set(aimed.victims))
+        return bool(aimed.victims or not standing.members()) and left < max(1, self.size.min_workers)
 
     def _just_hit(self, standing: Standing) -> set[int]:
         """Whose loss the status can't have told of yet."""
         return {w for i in self.injections if standing.time < i.time + QUIET_SECONDS for w in i.victims}
-
-    def _floor(self) -> int:
-        return max(1, self.size.min_workers)
 
     def _may_take_a_node(self, standing: Standing) -> bool:
         """Some other node has members, and enough workers stay to go on with."""

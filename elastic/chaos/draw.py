@@ -60,6 +60,7 @@ class Entry:
     fault: Fault
     among: Among = Among.NAMED
     lot: float = 0.0
+    drawn: bool = False
 
 
 def draw(seed: int, seconds: float, mtbf_seconds: float, kinds: Sequence[Weighted] = KINDS) -> tuple[Entry, ...]:
@@ -71,9 +72,9 @@ def draw(seed: int, seconds: float, mtbf_seconds: float, kinds: Sequence[Weighte
     while at < seconds:
         weighted = rng.choices(kinds, weights)[0]
         lot, back = rng.random(), rng.uniform(*NODE_BACK_SECONDS)  # drawn for all, so that kinds don't shift the rest
-        entries.append(Entry(at, Fault(weighted.kind, **weighted.options(rng)), weighted.among, lot))
+        entries.append(Entry(at, Fault(weighted.kind, **weighted.options(rng)), weighted.among, lot, drawn=True))
         if weighted.kind in TAKES_A_NODE:
-            entries.append(Entry(at + back, Fault(K.ADD_NODE), Among.NODE))
+            entries.append(Entry(at + back, Fault(K.ADD_NODE), Among.NODE, drawn=True))
         at += rng.expovariate(1.0 / mtbf_seconds)
     return tuple(sorted(entries, key=lambda entry: entry.at_seconds))
 

@@ -58,9 +58,11 @@ class Events(PlainScreen):
 
 @dataclass(frozen=True, slots=True)
 class Sat:
-    """How it went. `stopped_at`: when the conductor asked for the end, on the wall clock; None: the job ended first."""
+    """How it went. On the wall clock `began`: the conductor's second 0; `stopped_at`: when it asked for the end. None:
+    the job ended first."""
 
     outcome: Outcome
+    began: float | None
     stopped_at: float | None
     interrupted: bool
 
@@ -86,13 +88,14 @@ def sit(job: JobConfig, conductor: Conductor, signals: Signals, greeting: str) -
             sitting.look(view.done_steps)
             time.sleep(POLL_SECONDS)
     interrupted = signals.interrupts > 0 or signals.hung_up
-    return Sat(outcome_of(run, view.ended, child), sitting.stopped_at, interrupted)
+    return Sat(outcome_of(run, view.ended, child), sitting.began_at, sitting.stopped_at, interrupted)
 
 
 class _Sitting:
     """The conductor's hands: one fault at a time, and the next once that is answered."""
 
     def __init__(self, run: RunDirectory, child: Child, conductor: Conductor, signals: Signals) -> None:
+        self.began_at: float | None = None
         self.stopped_at: float | None = None
         self._run, self._child, self._conductor, self._signals = run, child, conductor, signals
         self._injector: Injector | None = None
@@ -112,13 +115,12 @@ class _Sitting:
         if self._began is None:
             if not done_steps:
                 return
-            self._began = time.monotonic()
+            self._began, self.began_at = time.monotonic(), time.time()
         now, standing = time.monotonic() - self._began, read_standing(read_status(self._run))
-        fault = self._conductor.turn(now, standing)
-        if fault is not None:
-            self._ask(str(fault))
-        elif self._conductor.over(now, standing):
+        if self._conductor.over(now, standing):
             self.stopped_at = time.time()
+        elif (fault := self._conductor.turn(now, standing)) is not None:
+            self._ask(str(fault))
 
     def close(self) -> None:
         if self._injector is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -24,6 +24,9 @@ class Standing:
     incarnation: int = 0
     without_backup: int = 0
     seats: tuple[Seat, ...] = ()
+
+    def without(self, workers: Collection[int]) -> Standing:
+        return replace(self, seats=tuple(s for s in self.seats if s.worker not in workers))
 
     def members(self) -> list[int]:
         return sorted(s.worker for s in self.seats if s.role == "member")
