@@ -17,6 +17,8 @@ from elastic.chaos.standing import Standing
 from elastic.faults import Fault, FaultKind
 
 SETTLE_PATIENCE_SECONDS = 120.0  # for a job to become whole again, and to decide a step, on a busy machine
+FREEZES = frozenset({FaultKind.FREEZE_WORKER, FaultKind.FREEZE_AGENT, FaultKind.FREEZE_NODE})
+FROZEN_SECONDS = 5.0  # for one that is frozen for good: by then it is found, or the status is older than that
 QUIET_SECONDS = 1.0  # the status is written some times a second: what an injection did is in it after that
 
 
@@ -44,6 +46,8 @@ class Injection:
     answer: str = ""
     victims: tuple[int, ...] = ()
     whole: bool = False  # the job was, when it was asked for: nothing under way, a backup for every shard
+
+    unseen_seconds: float = QUIET_SECONDS  # until the status shows what it did
 
     @property
     def done(self) -> bool:
@@ -149,10 +153,12 @@ class ScheduledFaults:
     def _ask(self, planned: float, aimed: Aim, standing: Standing) -> Fault:
         assert aimed.fault is not None
         whole = self.is_whole(standing)
-        self.injections.append(
-            Injection(planned, str(aimed.fault), str(aimed.fault.kind), victims=aimed.victims, whole=whole)
-        )
-        return aimed.fault
+        fault = aimed.fault
+        injection = Injection(planned, str(fault), str(fault.kind), victims=aimed.victims, whole=whole)
+        if fault.kind in FREEZES:  # a frozen worker looks like any other until it is found or thaws
+            injection.unseen_seconds += FROZEN_SECONDS if fault.seconds is None else fault.seconds
+        self.injections.append(injection)
+        return fault
 
     def _node_due(self, now: float, standing: Standing) -> Fault | None:
         """A node whose time to come back has come, whatever has to wait before it."""
@@ -177,7 +183,7 @@ class ScheduledFaults:
 
     def _just_hit(self, standing: Standing) -> set[int]:
         """Whose loss the status can't have told of yet."""
-        return {w for i in self.injections if standing.time < i.time + QUIET_SECONDS for w in i.victims}
+        return {w for i in self.injections if standing.time < i.time + i.unseen_seconds for w in i.victims}
 
     def _may_take_a_node(self, standing: Standing) -> bool:
         """Some other node has members, and enough workers stay to go on with."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from elastic.chaos.standing import Standing
-from elastic.faults import Fault, FaultKind
+from elastic.faults import Fault, FaultKind, Point
 
 K = FaultKind
 
@@ -37,14 +37,26 @@ class Weighted:
     options: Callable[[random.Random], dict[str, Any]] = lambda rng: {}
 
 
+IN_EVERY_STEP = (Point.REDUCE, Point.VOTE, Point.PUBLISH)  # so that the fault happens within a step
+
+
+def _some_seconds(rng: random.Random) -> float:
+    return round(rng.uniform(0.5, 6.0), 1)
+
+
 # What `everstep chaos` draws from. Kinds that change the ledger (poison) are for files only: the undisturbed run has to
 # have them too. `stop` and kill-driver end the job.
 KINDS: tuple[Weighted, ...] = (
-    Weighted(K.KILL_WORKER, 10.0, Among.MEMBER),
+    Weighted(K.KILL_WORKER, 8.0, Among.MEMBER),
+    Weighted(K.KILL_WORKER, 3.0, Among.MEMBER, lambda rng: {"during": rng.choice(IN_EVERY_STEP)}),
     Weighted(K.KILL_WORKER, 1.0, Among.STANDBY),
     Weighted(K.KILL_AGENT, 2.0, Among.NODE),
     Weighted(K.KILL_NODE, 2.0, Among.NODE),
     Weighted(K.KILL_CONTROLLER, 2.0),
+    Weighted(K.FREEZE_WORKER, 2.0, Among.MEMBER),  # for good: it has to be found and replaced
+    Weighted(K.FREEZE_WORKER, 1.0, Among.MEMBER, lambda rng: {"seconds": _some_seconds(rng)}),
+    Weighted(K.FREEZE_NODE, 1.0, Among.NODE, lambda rng: {"seconds": _some_seconds(rng)}),
+    Weighted(K.FREEZE_CONTROLLER, 1.0, options=lambda rng: {"seconds": _some_seconds(rng)}),
 )
 CHANGES_THE_LEDGER = frozenset({K.POISON})
 ENDS_THE_JOB = frozenset({K.STOP, K.KILL_DRIVER})

@@ -18,12 +18,14 @@ from elastic.chaos.promises import Promise
 from elastic.chaos.sitting import Sat, Undisturbed, sit
 from elastic.checks import checks_of
 from elastic.config import JobConfig
+from elastic.faults import FaultKind, parse_fault
 from elastic.record_lines import Event, read_events, read_ledger
 from elastic.rundir import RunDirectory, write_atomic
 from elastic.watch import Signals
 from runtime.protocol import StepRecord
 
 INTERRUPTED = 130
+KILLS = frozenset({FaultKind.KILL_WORKER, FaultKind.KILL_AGENT, FaultKind.KILL_NODE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,12 @@ def judge(disturbed: Disturbed, reference: Sequence[StepRecord], stuck: str) -> 
     ]
 
 
-KILLS = ("kill-worker", "kill-agent", "kill-node")
-
-
 def must_be_noticed(this: Disturbance, faults: Sequence[Disturbance]) -> bool:
-    """A member that is killed, unless another fault had it first or it was on its way out."""
+    """A member that is killed or frozen for good, unless another fault had it first or it was on its way out."""
     before = [d for d in faults if d is not this and d.time <= this.time and set(d.victims) & set(this.victims)]
-    return this.kind in KILLS and this.whole and not before
+    fault = parse_fault(this.fault)
+    for_good = fault.kind in KILLS or (fault.kind is FaultKind.FREEZE_WORKER and fault.seconds is None)
+    return for_good and this.whole and not before
 
 
 @dataclass(slots=True)
