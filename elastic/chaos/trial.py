@@ -25,6 +25,7 @@ from elastic.watch import Signals
 from runtime.protocol import StepRecord
 
 INTERRUPTED = 130
+NOTICE_PATIENCE_SECONDS = 20.0  # on a busy machine; a job that ends before that doesn't need who is lost
 KILLS = frozenset({FaultKind.KILL_WORKER, FaultKind.KILL_AGENT, FaultKind.KILL_NODE})
 
 
@@ -70,7 +71,8 @@ def make_reference(job: JobConfig, steps: int, signals: Signals, greeting: str) 
 def judge(disturbed: Disturbed, reference: Sequence[StepRecord], stuck: str) -> list[Promise]:
     """The promises, each with what was found."""
     checks: list[Check] = list(checks_of(disturbed.run))
-    undetected = [d for d in disturbed.faults if d.detected is False and must_be_noticed(d, disturbed.faults)]
+    end = max((float(e["time"]) for e in disturbed.events), default=0.0)
+    undetected = [d for d in disturbed.faults if d.detected is False and must_be_noticed(d, disturbed.faults, end)]
     return [
         p.same_bits(diff(disturbed.records, reference)),
         p.exactly_once(checks),
@@ -81,12 +83,12 @@ def judge(disturbed: Disturbed, reference: Sequence[StepRecord], stuck: str) -> 
     ]
 
 
-def must_be_noticed(this: Disturbance, faults: Sequence[Disturbance]) -> bool:
-    """A member that is killed or frozen for good, unless another fault had it first or it was on its way out."""
+def must_be_noticed(this: Disturbance, faults: Sequence[Disturbance], end: float) -> bool:
+    """A member that is killed or frozen for good, unless another fault had it first or the job came to its end."""
     before = [d for d in faults if d is not this and d.time <= this.time and set(d.victims) & set(this.victims)]
     fault = parse_fault(this.fault)
     for_good = fault.kind in KILLS or (fault.kind is FaultKind.FREEZE_WORKER and fault.seconds is None)
-    return for_good and this.whole and not before
+    return for_good and this.whole and not before and end > this.time + NOTICE_PATIENCE_SECONDS
 
 
 @dataclass(slots=True)
