@@ -86,9 +86,8 @@ def _tell(disturbance: Disturbance, events: Sequence[Event], later: Sequence[Dis
 def _assign_recoveries(found: Sequence[Disturbance], recoveries: Iterable[Event]) -> None:
     for event in recoveries:
         lost = set(event.get("workers") or [])
-        whose = next(
-            (d for d in found if d.time <= _time(event) and lost & set(d.victims) and d.pause_ms is None), None
-        )
+        may = [d for d in found if d.time <= _time(event) and lost & set(d.victims) and d.pause_ms is None]
+        whose = min(may, key=lambda d: "during=" in d.fault, default=None)  # those still wait for their point
         if whose is None:
             continue
         whose.detected = True

@@ -84,11 +84,12 @@ def judge(disturbed: Disturbed, reference: Sequence[StepRecord], stuck: str) -> 
 
 
 def must_be_noticed(this: Disturbance, faults: Sequence[Disturbance], end: float) -> bool:
-    """A member that is killed or frozen for good, unless another fault had it first or the job came to its end."""
+    """A member that is killed or frozen for good, unless another fault had it first or the job came to its end.
+    Who sends nothing to anyone doesn't come to the point that a fault waits for."""
     before = [d for d in faults if d is not this and d.time <= this.time and set(d.victims) & set(this.victims)]
     fault = parse_fault(this.fault)
     for_good = fault.kind in KILLS or (fault.kind is FaultKind.FREEZE_WORKER and fault.seconds is None)
-    return for_good and this.whole and not before and end > this.time + NOTICE_PATIENCE_SECONDS
+    return for_good and fault.during is None and this.whole and not before and end > this.time + NOTICE_PATIENCE_SECONDS
 
 
 @dataclass(slots=True)
