@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic.chaos.conduct import Injection
+from elastic.chaos.draw import OF_A_WORKER
 from elastic.faults import FaultKind, parse_fault
 from runtime.protocol import StepRecord
 
@@ -38,6 +39,12 @@ class Disturbance:
     recomputed: int = 0
     bytes_moved: int = 0
     rollback: bool = False
+
+    def hits(self) -> set[int]:
+        """Its victims, and a worker that has become a member only since the status was written."""
+        fault = parse_fault(self.fault)
+        named = fault.kind in OF_A_WORKER and fault.target is not None
+        return {*self.victims, fault.target} if named and fault.target is not None else set(self.victims)
 
     def plain(self) -> dict[str, Any]:
         return asdict(self) | {"victims": list(self.victims)}
@@ -86,7 +93,7 @@ def _tell(disturbance: Disturbance, events: Sequence[Event], later: Sequence[Dis
 def _assign_recoveries(found: Sequence[Disturbance], recoveries: Iterable[Event]) -> None:
     for event in recoveries:
         lost = set(event.get("workers") or [])
-        may = [d for d in found if d.time <= _time(event) and lost & set(d.victims) and d.pause_ms is None]
+        may = [d for d in found if d.time <= _time(event) and lost & d.hits() and d.pause_ms is None]
         whose = min(may, key=lambda d: "during=" in d.fault, default=None)  # those still wait for their point
         if whose is None:
             continue
