@@ -57,6 +57,10 @@ class Availability:
         place = bisect_right(self.pieces, now, key=lambda piece: piece[0])
         return self.pieces[max(0, place - 1)][1]
 
+    def lowest(self, now: float, until: float) -> int:
+        """The fewest nodes at any moment between the two."""
+        return min([self.at(now), *(nodes for start, nodes in self.pieces if now < start <= until)])
+
     def until(self, seconds: float) -> Availability:
         """As far as that."""
         return Availability(tuple(piece for piece in self.pieces if piece[0] < seconds) or self.pieces[:1], seconds)

@@ -17,7 +17,7 @@ from elastic.chaos.standing import Standing
 from elastic.faults import Fault, FaultKind
 
 SETTLE_PATIENCE_SECONDS = 120.0  # for a job to become whole again, and to decide a step, on a busy machine
-FREEZES = frozenset({FaultKind.FREEZE_WORKER, FaultKind.FREEZE_AGENT, FaultKind.FREEZE_NODE})
+LOOKS_WELL = frozenset({FaultKind.FREEZE_WORKER, FaultKind.FREEZE_NODE, FaultKind.PREEMPT_NODE})
 FROZEN_SECONDS = 5.0  # for one that is frozen for good: by then it is found, or the status is older than that
 QUIET_SECONDS = 1.0  # the status is written some times a second: what an injection did is in it after that
 
@@ -155,7 +155,7 @@ class ScheduledFaults:
         whole = self.is_whole(standing)
         fault = aimed.fault
         injection = Injection(planned, str(fault), str(fault.kind), victims=aimed.victims, whole=whole)
-        if fault.kind in FREEZES:  # a frozen worker looks like any other until it is found or thaws
+        if fault.kind in LOOKS_WELL:  # until it is found, thaws or has gone
             injection.unseen_seconds += FROZEN_SECONDS if fault.seconds is None else fault.seconds
         self.injections.append(injection)
         return fault

@@ -52,6 +52,7 @@ KINDS: tuple[Weighted, ...] = (
     Weighted(K.KILL_WORKER, 1.0, Among.STANDBY),
     Weighted(K.KILL_AGENT, 2.0, Among.NODE),
     Weighted(K.KILL_NODE, 2.0, Among.NODE),
+    Weighted(K.PREEMPT_NODE, 1.0, Among.NODE, lambda rng: {"seconds": round(rng.uniform(2.0, 8.0), 1)}),
     Weighted(K.KILL_CONTROLLER, 2.0),
     Weighted(K.FREEZE_WORKER, 2.0, Among.MEMBER),  # for good: it has to be found and replaced
     Weighted(K.FREEZE_WORKER, 1.0, Among.MEMBER, lambda rng: {"seconds": _some_seconds(rng)}),
@@ -88,7 +89,8 @@ def draw(seed: int, seconds: float, mtbf_seconds: float, kinds: Sequence[Weighte
         lot, back = rng.random(), rng.uniform(*NODE_BACK_SECONDS)  # drawn for all, so that kinds don't shift the rest
         entries.append(Entry(at, Fault(weighted.kind, **weighted.options(rng)), weighted.among, lot, drawn=True))
         if weighted.kind in TAKES_A_NODE:
-            entries.append(Entry(at + back, Fault(K.ADD_NODE), Among.NODE, drawn=True))
+            notice = entries[-1].fault.seconds or 0.0
+            entries.append(Entry(at + notice + back, Fault(K.ADD_NODE), Among.NODE, drawn=True))
         at += rng.expovariate(1.0 / mtbf_seconds)
     return tuple(sorted(entries, key=lambda entry: entry.at_seconds))
 

@@ -36,7 +36,7 @@ class TraceFollower:
         if now >= self.availability.seconds:
             return None
         here = self._here(now, standing)
-        wanted = self.availability.at(now)
+        wanted = self.availability.lowest(now, now + self.notice_seconds)  # a notice comes before the node goes
         if len(here) + len(self._coming) < wanted:
             return self._ask(now, Fault(FaultKind.ADD_NODE), standing)
         if len(here) > wanted:

@@ -141,10 +141,12 @@ def test_a_node_that_never_comes_is_asked_for_again() -> None:
 
 
 def test_a_notice_beforehand() -> None:
-    follower = TraceFollower(Availability(((0.0, 2), (1.0, 1)), 9.0), 2.5)
-    told(follower, 0.0, on(0, 1))
-    assert told(follower, 1.0, on(0, 1)) == [f"preempt-node={min((0, 1), key=lot)},seconds=2.5"]
-    assert told(follower, 1.1, on(0, 1)) == []
+    follower = TraceFollower(Availability(((0.0, 2), (5.0, 1), (6.0, 2)), 9.0), 2.5)
+    assert told(follower, 2.4, on(0, 1)) == []
+    goes, stays = sorted((0, 1), key=lot)
+    assert told(follower, 2.5, on(0, 1)) == [f"preempt-node={goes},seconds=2.5"]
+    assert told(follower, 5.5, on(stays)) == []
+    assert told(follower, 6.1, on(stays)) == ["add-node"]
 
 
 def test_the_end_on_no_node_and_a_job_that_stands_still() -> None:
