@@ -21,7 +21,17 @@ from elastic.chaos.figures import by_kind, tokens_per_second
 from elastic.chaos.follow_trace import TraceFollower
 from elastic.chaos.jobs import finished_reference, place, refuse_taken
 from elastic.chaos.table import shown
-from elastic.chaos.trial import INTERRUPTED, Disturbed, Report, disturb, judge, make_reference, rates, write_report
+from elastic.chaos.trial import (
+    INTERRUPTED,
+    Disturbed,
+    Report,
+    disturb,
+    judge,
+    make_reference,
+    rates,
+    refuse_to_judge,
+    write_report,
+)
 from elastic.config import JobConfig, load_job, parse_job
 from elastic.launch import with_data
 from elastic.record_lines import read_ledger
@@ -106,8 +116,7 @@ def _trial(
     if disturbed.sat.interrupted:
         complain(f"interrupted, so nothing was judged; the run is in {shown(disturbed.run.path)}")
         return INTERRUPTED
-    if not disturbed.records:
-        raise HostError(f"{disturbed.run.path}: {disturbed.sat.outcome.reason or 'ended before its first step'}")
+    refuse_to_judge(disturbed)
     if there is None:
         steps = len(disturbed.records)
         greeting = f"2 of 2: the same {counted(steps, 'step')} on {counted(availability.peak, 'node')}, undisturbed"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dataloader.errors import DataError
+from dataloader.errors import DataError, HostError
 from elastic.audit import Check, diff
 from elastic.chaos import promises as p
 from elastic.chaos.conduct import Conductor, Injection
@@ -16,6 +16,7 @@ from elastic.chaos.jobs import until
 from elastic.chaos.leftovers import witnessed
 from elastic.chaos.promises import Promise
 from elastic.chaos.sitting import Sat, Undisturbed, sit
+from elastic.chaos.table import shown
 from elastic.checks import checks_of
 from elastic.config import JobConfig
 from elastic.faults import FaultKind, parse_fault
@@ -60,6 +61,14 @@ def disturb(
     except DataError:
         records = []  # which the audit tells
     return Disturbed(run, sat, records, events, disturbances(events, injections), left, witness.seen())
+
+
+def refuse_to_judge(disturbed: Disturbed) -> None:
+    """Raises HostError for a job that failed without being disturbed, or before its first step: that says nothing."""
+    outcome = disturbed.sat.outcome
+    if not disturbed.records or (outcome.state == "failed" and not disturbed.faults):
+        why = outcome.reason or "it ended before its first step"
+        raise HostError(f"the job in {shown(disturbed.run.path)} failed before any fault: {why}")
 
 
 def make_reference(job: JobConfig, steps: int, signals: Signals, greeting: str) -> tuple[RunDirectory, Sat]:

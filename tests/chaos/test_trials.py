@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 
 import pytest
 
 from tests.chaos.house import STEPS, House, Run
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 FAULTS = """\
 - {at_step: 5, fault: kill-worker=1, wait: true}
@@ -18,6 +17,7 @@ FAULTS = """\
 - {at_step: 14, fault: kill-node=1, wait: true}
 - {at_seconds: 0, fault: kill-worker=17}
 """
+PATIENCE_SECONDS = 800.0  # for two runs, one after the other
 NO_END = ("--set", "train.steps=100000")
 
 
@@ -49,7 +49,18 @@ def test_drawn_faults_and_a_breach(house: House, reference: Run) -> None:
     (forged / "ledger.jsonl").write_text("".join(lines))
     one_node = ("--set", "cluster.nodes=1")
     ended = house(
-        "chaos", "job.yaml", "--minutes", "0.02", "--mtbf", "0.1", "--seed", "4", "--reference", str(forged), *one_node
+        "chaos",
+        "job.yaml",
+        "--minutes",
+        "0.02",
+        "--mtbf",
+        "0.1",
+        "--seed",
+        "4",
+        "--reference",
+        str(forged),
+        *one_node,
+        seconds=PATIENCE_SECONDS,
     )
     run = house.at("small-chaos-4")
     assert ended.code == 1, f"{ended.said()}\n{run.story()}"
@@ -65,7 +76,7 @@ def test_a_trace_with_no_node_for_a_while(house: House) -> None:
     trace = {"gap_seconds": 300, "ticks": 6, "capacity": 16, "changes": [[0, 16], [1, 0], [5, 8]]}
     (house.folder / "trace.json").write_text(json.dumps(trace))
     sets = (*NO_END, "--set", "checkpoint.full_every=3", "--set", "cluster.workers_per_node=1")
-    ended = house("replay", "trace.json", "job.yaml", "--tick", "1", "--nodes", "2", *sets)
+    ended = house("replay", "trace.json", "job.yaml", "--tick", "1", "--nodes", "2", *sets, seconds=PATIENCE_SECONDS)
     run = house.at("small-replay-trace")
     assert ended.code == 0, f"{ended.said()}\n{run.story()}"
     house.eye.nothing_left()
@@ -78,20 +89,3 @@ def test_a_trace_with_no_node_for_a_while(house: House) -> None:
     assert back["step"] % 3 == 0  # from a checkpoint, not from the beginning if there was one
     assert report["ideal"]["node_seconds"] == pytest.approx(2 + 0 + 1)
     assert ended.out.splitlines()[-1].startswith("kept: ")
-
-
-def test_ctrl_c_leaves_nothing_and_judges_nothing(house: House) -> None:
-    command = house.start("chaos", "job.yaml", "--seed", "9", "--minutes", "5", *NO_END)
-    run = house.at("small-chaos-9")
-    run.wait_for_steps(1, command)
-    command.send(signal.SIGINT)
-    ended = command.wait()
-    assert ended.code == 130, ended.said()
-    assert ended.err == "everstep: interrupted, so nothing was judged; the run is in runs/small-chaos-9\n"
-    assert run.end["state"] == "stopped"
-    assert not (run.path / "chaos.json").exists()
-    house.eye.nothing_left()
-
-    again = house("chaos", "job.yaml", "--seed", "9", *NO_END)
-    assert again.code == 2
-    assert "small-chaos-9: has a run in it; remove the directory" in again.err
