@@ -12,7 +12,7 @@ from elastic.rundir import RunDirectory, has_run, holder, refuse
 from elastic.watch import last_end
 
 # What doesn't touch the bits of a step: where a run lies, who computes it, what is written besides.
-NO_BITS = ("run.", "cluster.", "metrics.", "policy.", "faults", "checkpoint.")
+NO_BITS = ("run.", "cluster.", "metrics.", "policy.", "links.", "faults", "checkpoint.")
 
 
 def place(job: JobConfig, suffix: str, faults: Sequence[Mapping[str, Any]]) -> JobConfig:
