@@ -58,6 +58,8 @@ KINDS: tuple[Weighted, ...] = (
     Weighted(K.FREEZE_WORKER, 1.0, Among.MEMBER, lambda rng: {"seconds": _some_seconds(rng)}),
     Weighted(K.FREEZE_NODE, 1.0, Among.NODE, lambda rng: {"seconds": _some_seconds(rng)}),
     Weighted(K.FREEZE_CONTROLLER, 1.0, options=lambda rng: {"seconds": _some_seconds(rng)}),
+    Weighted(K.PARTITION_WORKER, 1.0, Among.MEMBER, lambda rng: {"seconds": _some_seconds(rng)}),
+    Weighted(K.CORRUPT_WORKER, 1.0, Among.MEMBER, lambda rng: {"what": "link"}),
     Weighted(K.DISK_FULL, 0.5, options=lambda rng: {"seconds": _some_seconds(rng)}),
     Weighted(K.STORE_DOWN, 0.5, options=lambda rng: {"seconds": _some_seconds(rng)}),
 )
