@@ -21,6 +21,7 @@ from runtime.protocol import StepRecord
 
 Event = Mapping[str, Any]
 CLOCK_SLACK_SECONDS = 0.05
+LOSSES = ("kill-", "freeze-")  # others need not be noticed: a delay costs nobody, a node that is told to go just goes
 
 
 @dataclass(slots=True)
@@ -85,7 +86,8 @@ def _tell(disturbance: Disturbance, events: Sequence[Event], later: Sequence[Dis
     elif disturbance.victims:
         victims = set(disturbance.victims)
         notices = [e for e in events if e.get("kind") == "fault_detected" and e.get("worker") in victims]
-        disturbance.detected = bool(notices)
+        if notices or disturbance.kind.startswith(LOSSES):
+            disturbance.detected = bool(notices)
         if notices:
             disturbance.detect_ms = max(0.0, (_time(notices[0]) - disturbance.time) * 1e3)
 
