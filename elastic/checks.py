@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -22,14 +22,33 @@ from runtime.protocol import StepRecord
 
 
 def audit_run(run: RunDirectory) -> bool:
-    """Print each check and the verdict; does everything hold? Raises UsageError, ConfigError or DataError where there
-    is nothing to audit or the data is not there."""
+    """Print each check and the verdict; does everything hold? Raises what `checks_of` does."""
+    console = Console(file=sys.stderr)
+    good = True
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading the data again", total=None)
+
+        def advance(steps: int) -> None:
+            progress.update(task, total=steps, advance=1)
+
+        for check in checks_of(run, advance):
+            _print_check(check)
+            good = good and check.holds
+    if records := _records_of(run):
+        print(f"{'PASSED' if good else 'FAILED'}: {len(records)} steps, {records[-1].samples[1]} samples", flush=True)
+    return good
+
+
+def checks_of(run: RunDirectory, advance: Callable[[int], None] = lambda steps: None) -> Iterator[Check]:
+    """Each check of the audit as it is finished; `advance` is told of each step whose data is read again, and of how
+    many there are. Raises UsageError, ConfigError or DataError where there is nothing to audit or the data is not
+    there."""
     job = stored_job(run.job)
     try:
         records = read_ledger(run.ledger)
     except DataError as error:
-        _print_check(Check("the ledger can be read", str(error)))
-        return False
+        yield Check("the ledger can be read", str(error))
+        return
     if not records:
         raise UsageError(f"{run.path}: no step was decided here yet; there is nothing to audit")
     end = last_end(run)
@@ -39,20 +58,17 @@ def audit_run(run: RunDirectory) -> bool:
         tokens=job.train.global_batch * job.data.seq_len if job.recipe is None else None,
         done=end is not None and end.get("state") == "done",
     )
-    console = Console(file=sys.stderr)
-    good = True
-    with (
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-        TokenShards(_data_path(run, job), "train") as shards,
-    ):
-        task = progress.add_task("reading the data again", total=len(records))
+    with TokenShards(_data_path(run, job), "train") as shards:
         stream = SampleStream(shards, job.data.seq_len, job.shuffle_seed)
-        for check in audit(records, expected, _digest_of(stream, job, lambda: progress.advance(task))):
-            _print_check(check)
-            good = good and check.holds
-    end_of = records[-1].samples[1]
-    print(f"{'PASSED' if good else 'FAILED'}: {len(records)} steps, {end_of} samples", flush=True)
-    return good
+        yield from audit(records, expected, _digest_of(stream, job, lambda: advance(len(records))))
+
+
+def _records_of(run: RunDirectory) -> list[StepRecord]:
+    """None where they can't be read, which is a check of its own."""
+    try:
+        return read_ledger(run.ledger)
+    except DataError:
+        return []
 
 
 def _data_path(run: RunDirectory, job: JobConfig) -> Path:

@@ -83,6 +83,37 @@ def _parser() -> _Parser:
     commands.choices["status"].add_argument("--json", action="store_true", help="as one JSON object")
     commands.choices["inject"].add_argument("faults", nargs="+", metavar="FAULT", help=_grammar())
 
+    chaos = add("chaos", _chaos, "disturb a job with faults, and check that every promise held; exit 1 if one didn't")
+    chaos.add_argument("job", type=Path, metavar="JOB.yaml")
+    chaos.add_argument("--minutes", type=_positive, default=1.0, metavar="M", help="of faults, from the first step (1)")
+    chaos.add_argument("--seed", type=int, default=1, metavar="N", help="what the schedule is drawn from (1)")
+    chaos.add_argument(
+        "--mtbf", type=_positive, default=5.0, metavar="SECONDS", help="mean time between the faults that are drawn (5)"
+    )
+    chaos.add_argument(
+        "--faults", type=Path, metavar="FILE", help="a YAML list of {at_seconds|at_step: ..., fault: FAULT}, not drawn"
+    )
+    chaos.add_argument(
+        "--reference", type=Path, metavar="RUN", help="an undisturbed run of the same job, in place of making one"
+    )
+    chaos.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="change a key; VALUE is YAML")
+
+    replay = add("replay", _replay, "train while nodes come and go as a spot-availability trace says, and check it")
+    replay.add_argument("trace", type=Path, metavar="TRACE.json")
+    replay.add_argument("job", type=Path, metavar="JOB.yaml")
+    replay.add_argument(
+        "--tick", type=_positive, required=True, metavar="SECONDS", help="that a tick of the trace takes"
+    )
+    replay.add_argument("--nodes", type=_count, metavar="N", help="that stand for the trace's capacity (as many)")
+    replay.add_argument("--ticks", type=_part, metavar="A:B", help="only these ticks of the trace")
+    replay.add_argument(
+        "--notice", type=_seconds, default=0.0, metavar="SECONDS", help="that a node is told before it goes (0: none)"
+    )
+    replay.add_argument(
+        "--reference", type=Path, metavar="RUN", help="an undisturbed run of the same job, in place of making one"
+    )
+    replay.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="change a key; VALUE is YAML")
+
     two = add("diff", _diff, "compare two runs step by step, and their weights")
     two.add_argument("run_a", type=Path, metavar="RUN_A")
     two.add_argument("run_b", type=Path, metavar="RUN_B")
@@ -169,6 +200,52 @@ def _inject(arguments: argparse.Namespace) -> int:
     for line in inject(run.path, faults):
         print(line)
     return 0
+
+
+def _chaos(arguments: argparse.Namespace) -> int:
+    from elastic.chaos.command import chaos, wanted_of
+
+    return chaos(wanted_of(arguments))
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from elastic.chaos.replay import replay, wanted_of
+
+    return replay(wanted_of(arguments))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return value
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be two ticks as in 100:250, got {text}")
+    return int(first), int(end)
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number more than 0, got {text}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")  # which every bound refuses
 
 
 def _audit(arguments: argparse.Namespace) -> int:

@@ -307,15 +307,22 @@ def _place(job: JobConfig, folder: Path) -> JobConfig:
 
 def refuse_changes(stored: JobConfig, wanted: JobConfig, where: Path) -> None:
     """Raises ConfigError that names the first key in which `wanted` is another job than the one begun at `where`."""
-    before, now = _flat(stored), _flat(wanted)
-    for key in sorted(before.keys() | now.keys()):
-        if key in PLACES or key.startswith(RESUME_MAY_CHANGE) or before.get(key) == now.get(key):
-            continue
+    if (change := first_change(stored, wanted, RESUME_MAY_CHANGE)) is not None:
+        key, before, now = change
         raise ConfigError(
-            f"{where}: {key}: was {before.get(key)!r} when this run began and is {now.get(key)!r} now; "
+            f"{where}: {key}: was {before!r} when this run began and is {now!r} now; "
             f"--resume may change {', '.join(f'{name}.*' for name in MAY_CHANGE_SECTIONS)} and faults only: "
             "set it back, or begin a new run"
         )
+
+
+def first_change(stored: JobConfig, wanted: JobConfig, apart_from: tuple[str, ...]) -> tuple[str, Any, Any] | None:
+    """The first key in which two jobs differ, and both values. `apart_from`: prefixes of keys that may."""
+    before, now = _flat(stored), _flat(wanted)
+    for key in sorted(before.keys() | now.keys()):
+        if key not in PLACES and not key.startswith(apart_from) and before.get(key) != now.get(key):
+            return key, before.get(key), now.get(key)
+    return None
 
 
 def _flat(job: JobConfig) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,20 @@ def inject(run_dir: Path, faults: Sequence[str]) -> list[str]:
     Raises UsageError if no job is up in `run_dir` or a fault is none, HostError if its Ray can't be reached.
     """
     wanted = [str(parse_fault(text)) for text in faults]
+    with reached(run_dir) as request:
+        return [line for fault in wanted for line in request(fault)]
+
+
+@contextlib.contextmanager
+def reached(run_dir: Path) -> Iterator[Callable[[str], list[str]]]:
+    """What asks the job's controller for one fault, as long as the block runs. Raises what `inject` does."""
     contact = _contact(run_dir)
     try:
-        with connected_ray(contact["address"], contact["namespace"], contact.get("token_path")):
-            return [line for fault in wanted for line in _request(run_dir, contact["controller"], fault)]
+        address, namespace, name = contact["address"], contact["namespace"], contact["controller"]
     except KeyError as error:
         raise UsageError(f"{run_dir}/cluster.json: lacks {error}; it was written by another version") from None
+    with connected_ray(address, namespace, contact.get("token_path")):
+        yield lambda fault: _request(run_dir, name, fault)
 
 
 def _contact(run_dir: Path) -> Mapping[str, Any]:
