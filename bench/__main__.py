@@ -7,7 +7,7 @@ import sys
 
 from bench.results import ROOT
 
-SCRIPTS = ("step", "recovery")
+SCRIPTS = ("step", "kills")
 
 
 def main() -> int:

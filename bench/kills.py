@@ -4,7 +4,7 @@
 job has four members again, all copies are filled and the standby is warm; the figures are the `recovery` events'.
 The demo's job, so all workers are busy all the time, and more processes than cores.
 
-    python -m bench.recovery [--kills N] [--keep DIR]
+    python -m bench.kills [--kills N] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERSTEP = (sys.executable, "-P", "-m", "elastic.cli")
 
 
 def main() -> bool:
-    parser = argparse.ArgumentParser(prog="python -m bench.recovery", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=KILLS, help=f"how many ({KILLS})")
     parser.add_argument("--keep", type=Path, help="a run directory to make and to leave")
     options = parser.parse_args()
