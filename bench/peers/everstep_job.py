@@ -1,7 +1,7 @@
-"""Everstep, the way a user runs it: a job file, `everstep run --detach` on a local Ray, and what the run directory says.
+"""Everstep, the way a user runs it: a job file, `everstep run --detach` on a local Ray, and the run directory's files.
 
-Four workers and a standby in one node agent. Its samples are known from the ledger: a record names a step's samples and
-the digest of their tokens, and `everstep audit` computes that again from the data files.
+Four workers and a standby in one node agent. Its samples are known from the ledger: a record names a step's samples
+and the digest of their tokens, and `everstep audit` computes that again from the data files.
 """
 
 from __future__ import annotations
@@ -18,19 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.accounting import Step
+from bench.peers.shape import GLOBAL_BATCH, LEARNING_RATE, MICRO_BATCH, SAMPLES, SEED, SEQ_LEN, VOCABULARY, WORKERS
 from bench.peers.step_lines import start_ticks
 from bench.peers.systems import ROOT, Command, SetUp, Worker
-from bench.peers.workload import (
-    GLOBAL_BATCH,
-    LEARNING_RATE,
-    MICRO_BATCH,
-    SAMPLES,
-    SEED,
-    SEQ_LEN,
-    VOCABULARY,
-    WORKERS,
-    rows,
-)
+from bench.peers.workload import rows
 from dataloader.dataset import FORMAT, FORMAT_VERSION, INDEX_NAME, DatasetIndex, dtype_for
 from dataloader.shards import ShardWriter
 from elastic.record_lines import read_events, read_ledger
@@ -65,7 +56,7 @@ class EverstepJob:
         everstep("run", str(job), "--detach")
 
     def steps_done(self) -> int:
-        return len(read_ledger(self.run.ledger)) if self.run.ledger.exists() else 0
+        return sum(1 for _ in read_ledger(self.run.ledger)) if self.run.ledger.exists() else 0
 
     def workers(self) -> Mapping[int, Worker]:
         members = sorted((m["id"], m["pid"]) for m in self._status()["members"] if m["role"] == "member")
@@ -101,7 +92,7 @@ class EverstepJob:
 
     def samples_in_vain(self, until: float) -> int:
         events = [event for event in read_events(self.run.events) if event["time"] <= until]
-        return MICRO_BATCH * sum(event["recomputed"] for event in events if event["kind"] == "recovery")
+        return MICRO_BATCH * sum(int(event["recomputed"]) for event in events if event["kind"] == "recovery")
 
 
 def job_values(directory: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -21,11 +22,10 @@ from bench.peers.accounting import (
     uneven_steps,
 )
 from bench.peers.everstep_job import EverstepJob
+from bench.peers.shape import GLOBAL_BATCH, MICRO_BATCH_SECONDS, MICRO_BATCHES_PER_WORKER, WARM_STEPS, WORKERS
 from bench.peers.systems import PeerJob, Running, SetUp
 from bench.peers.venvs import venv
-from bench.peers.workload import GLOBAL_BATCH, MICRO_BATCH_SECONDS, MICRO_BATCHES_PER_WORKER, WORKERS
 
-WARM_STEPS = 10  # before the clock starts
 START_SECONDS = 240.0  # for all of them
 POLL_SECONDS = 0.25
 SEED = 15  # of the victims
@@ -66,8 +66,9 @@ class Figures:
     progress: tuple[tuple[float, float], ...]  # (seconds since the start, samples in the model), for the plot
 
 
-def run(set_up: SetUp, interval: float | None, seconds: float) -> Job:
-    with _job(set_up) as running:
+def run(set_up: SetUp, interval: float | None, seconds: float, keep: Path | None = None) -> Job:
+    """`keep`: a directory to make and to leave."""
+    with _job(set_up, keep) as running:
         _wait_until_warm(running)
         begin = time.time()
         kills, missed = _kill_on_schedule(running, begin, interval, seconds)
@@ -86,10 +87,11 @@ def run(set_up: SetUp, interval: float | None, seconds: float) -> Job:
 
 
 @contextmanager
-def _job(set_up: SetUp) -> Iterator[Running]:
+def _job(set_up: SetUp, keep: Path | None) -> Iterator[Running]:
     bin_directory = venv(set_up.system.lower().replace(" ", "-"), set_up.packages) if set_up.packages else Path()
     with tempfile.TemporaryDirectory(prefix="evb-", ignore_cleanup_errors=True) as name:  # short: sockets lie in it
-        directory = Path(name)
+        directory = keep or Path(name)
+        directory.mkdir(parents=True, exist_ok=True)
         running = PeerJob(set_up, bin_directory, directory) if set_up.packages else EverstepJob(directory)
         try:
             yield running
@@ -106,7 +108,9 @@ def _wait_until_warm(running: Running) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _kill_on_schedule(running: Running, begin: float, interval: float | None, seconds: float) -> tuple[list[float], int]:
+def _kill_on_schedule(
+    running: Running, begin: float, interval: float | None, seconds: float
+) -> tuple[list[float], int]:
     """In the middle of each interval, so that each has what follows its kill. The same slots in every system."""
     rng, kills, missed = random.Random(SEED), [], 0
     for number in range(int(seconds // interval) if interval else 0):
@@ -152,7 +156,7 @@ def figures(set_up: SetUp, interval: float | None, job: Job, undisturbed: Job) -
 
 def _usual(undisturbed: Job) -> float:
     times = [time for time in undisturbed.commits if time >= undisturbed.begin]
-    return median(after - before for before, after in zip(times, times[1:], strict=False)) if len(times) > 1 else 1.0
+    return median(after - before for before, after in pairwise(times)) if len(times) > 1 else 1.0
 
 
 def _progress(job: Job) -> tuple[tuple[float, float], ...]:

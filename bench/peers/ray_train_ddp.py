@@ -1,6 +1,6 @@
 """Ray Train (v2): a TorchTrainer with FailureConfig; the worker group starts again from the last reported checkpoint.
 
-    python -m bench.peers.ray_train_ddp DIRECTORY EVERY
+python -m bench.peers.ray_train_ddp DIRECTORY EVERY
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.peers.shape import WORKERS
 from bench.peers.step_lines import StepLines
 from bench.peers.systems import Command, SetUp
 from bench.peers.torchrun_ddp import train_step
-from bench.peers.workload import WORKERS, optimizer, seeded_model
+from bench.peers.workload import optimizer, seeded_model
 
 CHECKPOINT = "checkpoint.pt"
 PACKAGES = ("torch==2.13.0", "ray[train]==2.60.0", "numpy==2.4.6")
@@ -56,7 +57,11 @@ def main() -> None:
 
     directory, every = Path(sys.argv[1]), int(sys.argv[2])
     ray.init(
-        address="local", num_cpus=WORKERS + 2, include_dashboard=False, _temp_dir=str(directory / "r"), log_to_driver=False
+        address="local",
+        num_cpus=WORKERS + 2,
+        include_dashboard=False,
+        _temp_dir=str(directory / "r"),
+        log_to_driver=False,
     )
     trainer = TorchTrainer(
         train,

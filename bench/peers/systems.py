@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.peers.accounting import Step, kept_steps
 from bench.peers.step_lines import read_lines, start_ticks
@@ -44,7 +44,11 @@ class SetUp:
 
     @property
     def name(self) -> str:
-        return self.system if self.variant == "recommended" else f"{self.system}, {self.variant}"
+        return f"{self.system}, {self.variant}"
+
+    @property
+    def directory(self) -> str:
+        return f"{self.system}-{self.variant}".lower().replace(" ", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,5 +163,5 @@ class PeerJob:
         computed = sum(len(line["samples"]) for line in self._lines(end) if line["kind"] == "computed")
         return max(0, computed - sum(len(step.samples) for step in steps))
 
-    def _lines(self, until: float) -> list[dict[str, object]]:
+    def _lines(self, until: float) -> list[dict[str, Any]]:
         return [line for line in read_lines(self.directory) if line["time"] <= until]

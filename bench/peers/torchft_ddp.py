@@ -1,6 +1,7 @@
 """torchft: each worker a replica group of its own under a torchrun of its own, with a lighthouse between them.
 
-    torchrun --standalone --nproc-per-node=1 --max-restarts=1000 -m bench.peers.torchft_ddp DIRECTORY REPLICA COLLECTIVE_SECONDS RPC_SECONDS
+    torchrun --standalone --nproc-per-node=1 --max-restarts=1000 \\
+        -m bench.peers.torchft_ddp DIRECTORY REPLICA COLLECTIVE_SECONDS RPC_SECONDS
 
 As in its example for fault tolerant DDP, and with what that leaves to the user: the loader's place is kept at every
 step, so that a replica that starts again goes on in its own part of the data.
@@ -17,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.peers.shape import SAMPLES, WORKER_BATCH, WORKERS
 from bench.peers.step_lines import StepLines
 from bench.peers.systems import Command, SetUp
-from bench.peers.workload import SAMPLES, WORKER_BATCH, WORKERS, accumulate, digest, optimizer, seeded_model
-
+from bench.peers.workload import accumulate, digest, optimizer, seeded_model
 
 PACKAGES = ("torch==2.13.0", "torchft==0.2.0", "numpy==2.4.6")
 
@@ -63,13 +64,12 @@ SET_UPS = (
     SetUp(
         "torchft",
         "tuned",
-        "the same with `--quorum_tick_ms 20 --join_timeout_ms 1000 --heartbeat_timeout_ms 1000`, gloo 2 s, manager 10 s",
+        "the same with `--quorum_tick_ms 20 --join_timeout_ms 1000 --heartbeat_timeout_ms 1000`, gloo 2 s, manager"
+        " 10 s",
         PACKAGES,
         partial(
             commands,
-            Times(
-                ("--quorum_tick_ms", "20", "--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000"), 2.0, 10.0
-            ),
+            Times(("--quorum_tick_ms", "20", "--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000"), 2.0, 10.0),
         ),
         streams=WORKERS,
     ),
@@ -77,7 +77,13 @@ SET_UPS = (
 
 
 def main() -> None:
-    from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
+    from torchft import (  # type: ignore[import-not-found]
+        DistributedDataParallel,
+        DistributedSampler,
+        Manager,
+        Optimizer,
+        ProcessGroupGloo,
+    )
 
     directory, replica = Path(sys.argv[1]), int(sys.argv[2])
     collective, rpc = (timedelta(seconds=float(seconds)) for seconds in sys.argv[3:5])

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.peers.shape import WORKERS
 from bench.peers.step_lines import StepLines
 from bench.peers.systems import Command, SetUp
-from bench.peers.workload import WORKERS, accumulate, digest, optimizer, seeded_model, worker_batch
+from bench.peers.workload import accumulate, digest, optimizer, seeded_model, worker_batch
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -39,8 +40,8 @@ SET_UPS = (
     SetUp(
         "torchrun",
         "tuned",
-        "a checkpoint every 2 steps; `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, since workers that start again may otherwise"
-        " find the addresses of those before them in the store, fail, and be started once more",
+        "a checkpoint every 2 steps; `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, since workers that start again may"
+        " otherwise find the addresses of those before them in the store, fail, and be started once more",
         PACKAGES,
         partial(commands, 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     ),
