@@ -5,7 +5,7 @@ each an undisturbed run first, which is what its own runs under kills are compar
 docs/recovery.svg, and the figures that they are drawn from.
 
     python -m bench.recovery [--minutes M] [--intervals 15,30,60] [--systems everstep,torchft,torchrun,ray-train]
-                             [--variants recommended,tuned] [--docs DIR] [--figures FILE] [--render] [--keep DIR]
+                             [--variants recommended,tuned] [--docs DIR] [--figures FILE] [--render] [--add] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--intervals", type=_numbers, default=[15.0, 30.0, 60.0], help="seconds a kill (15,30,60)")
     parser.add_argument("--systems", type=_names(SYSTEMS), default=list(SYSTEMS), help=",".join(SYSTEMS))
     parser.add_argument("--variants", type=_names(VARIANTS), default=list(VARIANTS), help=",".join(VARIANTS))
+    parser.add_argument("--add", action="store_true", help="keep the other set-ups' figures that are there")
     parser.add_argument("--keep", type=Path, help="a directory to make, for the logs of all runs")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where page and plot go (docs)")
     parser.add_argument("--figures", type=Path, default=ROOT / "runs" / "recovery.json", help="runs/recovery.json")
@@ -96,11 +97,28 @@ def measure(options: argparse.Namespace) -> None:
         "failures": [],
     }
     options.figures.parent.mkdir(parents=True, exist_ok=True)
+    if options.add:
+        keep_others(measured, json.loads(options.figures.read_text()))
     for set_up in set_ups:
         rows, failures = measure_one(set_up, options.intervals, options.minutes * 60.0, options.keep)
         measured["rows"] += [asdict(row) for row in rows]
         measured["failures"] += [{"name": set_up.name, "what": what} for what in failures]
         options.figures.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+def keep_others(measured: dict[str, Any], before: dict[str, Any]) -> None:
+    """Of what was measured before, the set-ups that are not measured now, in front."""
+    if before["minutes"] != measured["minutes"]:
+        raise SystemExit(
+            f"--add: those were runs of {before['minutes']:g} minutes; give --minutes {before['minutes']:g}"
+        )
+    now = {one["name"] for one in measured["set_ups"]}
+    for key, name in (("set_ups", lambda one: one["name"]), ("failures", lambda one: one["name"]), ("rows", row_name)):
+        measured[key] = [one for one in before[key] if name(one) not in now] + measured[key]
+
+
+def row_name(row: dict[str, Any]) -> str:
+    return f"{row['system']}, {row['variant']}"
 
 
 def measure_one(

@@ -26,7 +26,7 @@ from bench.peers.shape import GLOBAL_BATCH, MICRO_BATCH_SECONDS, MICRO_BATCHES_P
 from bench.peers.systems import PeerJob, Running, SetUp
 from bench.peers.venvs import venv
 
-START_SECONDS = 240.0  # for all of them
+START_SECONDS = 600.0  # for all of them
 POLL_SECONDS = 0.25
 SEED = 15  # of the victims
 USUAL_SECONDS = MICRO_BATCH_SECONDS * MICRO_BATCHES_PER_WORKER

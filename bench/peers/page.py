@@ -124,8 +124,8 @@ def _again(measured: Mapping[str, Any]) -> str:
         f"```\n.venv/bin/python -m bench.recovery --minutes {measured['minutes']:g}"
         f" --intervals {intervals or '15'}\n```\n\n"
         "makes the venvs that are missing (in `~/.cache/everstep/bench`), measures, and writes this page and its\n"
-        "plot. The figures are in `runs/recovery.json`; `--render` writes the page from them again. Use a machine that\n"
-        "does nothing else."
+        "plot. The figures are in `runs/recovery.json`; `--render` writes the page from them again. Use a machine\n"
+        "that does nothing else."
     )
 
 

@@ -78,7 +78,7 @@ def padded_loss(model: nn.Module, tokens: Tensor) -> tuple[Tensor, int]:
 
 
 def accumulate(model: Any, batch: Sequence[int], lines: StepLines, attempt: Callable[[float], None]) -> None:
-    """One worker's micro-batches of a step through DDP; gradients are reduced with the last one.
+    """One worker's micro-batches of a step; through DDP, gradients are reduced with the last one.
 
     `attempt` is called with the mean loss right before that.
     """
@@ -86,7 +86,7 @@ def accumulate(model: Any, batch: Sequence[int], lines: StepLines, attempt: Call
     for start in range(0, WORKER_BATCH, MICRO_BATCH):
         part = list(batch[start : start + MICRO_BATCH])
         last = start + MICRO_BATCH == WORKER_BATCH
-        with contextlib.nullcontext() if last else model.no_sync():
+        with model.no_sync() if hasattr(model, "no_sync") and not last else contextlib.nullcontext():
             loss, _ = padded_loss(model, samples(part))
             lines.write("computed", samples=part)
             total += loss.item()
