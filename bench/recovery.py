@@ -5,7 +5,8 @@ each an undisturbed run first, which is what its own runs under kills are compar
 docs/recovery.svg, and the figures that they are drawn from.
 
     python -m bench.recovery [--minutes M] [--intervals 15,30,60] [--systems everstep,torchft,torchrun,ray-train]
-                             [--variants recommended,tuned] [--docs DIR] [--figures FILE] [--render] [--add] [--keep DIR]
+                             [--variants recommended,tuned] [--add] [--render]
+                             [--docs DIR] [--figures FILE] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -97,28 +98,32 @@ def measure(options: argparse.Namespace) -> None:
         "failures": [],
     }
     options.figures.parent.mkdir(parents=True, exist_ok=True)
-    if options.add:
-        keep_others(measured, json.loads(options.figures.read_text()))
+    before = json.loads(options.figures.read_text()) if options.add else None
+    if before:
+        with_others(measured, before)  # refuses what doesn't go together before it is measured
     for set_up in set_ups:
         rows, failures = measure_one(set_up, options.intervals, options.minutes * 60.0, options.keep)
         measured["rows"] += [asdict(row) for row in rows]
         measured["failures"] += [{"name": set_up.name, "what": what} for what in failures]
-        options.figures.write_text(json.dumps(measured, indent=1) + "\n")
+        written = with_others(measured, before) if before else measured
+        options.figures.write_text(json.dumps(written, indent=1) + "\n")
 
 
-def keep_others(measured: dict[str, Any], before: dict[str, Any]) -> None:
-    """Of what was measured before, the set-ups that are not measured now, in front."""
+def with_others(measured: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """And the set-ups that were measured before and are not now, in the order of SYSTEMS."""
     if before["minutes"] != measured["minutes"]:
-        raise SystemExit(
-            f"--add: those were runs of {before['minutes']:g} minutes; give --minutes {before['minutes']:g}"
-        )
+        raise SystemExit(f"--add: what is there is of {before['minutes']:g} minutes a run, and now it is another")
     now = {one["name"] for one in measured["set_ups"]}
-    for key, name in (("set_ups", lambda one: one["name"]), ("failures", lambda one: one["name"]), ("rows", row_name)):
-        measured[key] = [one for one in before[key] if name(one) not in now] + measured[key]
+    order = [set_up.name for set_ups in SYSTEMS.values() for set_up in set_ups]
+    merged = dict(measured)
+    for key in ("set_ups", "rows", "failures"):
+        both = [*measured[key], *(one for one in before[key] if name_of(one) not in now)]
+        merged[key] = sorted(both, key=lambda one: order.index(name_of(one)))
+    return merged
 
 
-def row_name(row: dict[str, Any]) -> str:
-    return f"{row['system']}, {row['variant']}"
+def name_of(one: dict[str, Any]) -> str:
+    return one["name"] if "name" in one else f"{one['system']}, {one['variant']}"
 
 
 def measure_one(

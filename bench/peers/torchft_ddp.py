@@ -75,7 +75,8 @@ SET_UPS = (
         "torchft",
         "tuned",
         "gradients reduced by `manager.allreduce` without that class, which survives; gloo 2 s, manager 10 s,"
-        " lighthouse `--quorum_tick_ms 20 --join_timeout_ms 1000 --heartbeat_timeout_ms 1000`, a checkpoint every 2 steps",
+        " lighthouse `--quorum_tick_ms 20 --join_timeout_ms 1000 --heartbeat_timeout_ms 1000`, a checkpoint every 2"
+        " steps",
         PACKAGES,
         partial(
             commands,
