@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -93,6 +94,7 @@ def measure(options: argparse.Namespace) -> None:
         "minutes": options.minutes,
         "workers": WORKERS,
         "machine": machine(),
+        "load": round(os.getloadavg()[0], 1),  # of others: nothing of ours has begun
         "set_ups": [{"name": one.name, "settings": one.settings, "packages": one.packages} for one in set_ups],
         "rows": [],
         "failures": [],
@@ -115,7 +117,7 @@ def with_others(measured: dict[str, Any], before: dict[str, Any]) -> dict[str, A
         raise SystemExit(f"--add: what is there is of {before['minutes']:g} minutes a run, and now it is another")
     now = {one["name"] for one in measured["set_ups"]}
     order = [set_up.name for set_ups in SYSTEMS.values() for set_up in set_ups]
-    merged = dict(measured)
+    merged = {**measured, "load": max(measured["load"], before.get("load", 0.0))}
     for key in ("set_ups", "rows", "failures"):
         both = [*measured[key], *(one for one in before[key] if name_of(one) not in now)]
         merged[key] = sorted(both, key=lambda one: order.index(name_of(one)))
