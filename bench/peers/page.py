@@ -63,7 +63,7 @@ def _introduction(measured: Mapping[str, Any]) -> str:
         f"One of {measured['workers']} workers is killed (SIGKILL) every so often, in Everstep and in other tools, on"
         " the same small model, data and batch. Each is compared with its own undisturbed run.\n\n"
         f"Measured on {measured['date']}, {measured['minutes']:g} minutes a run: {facts['cores']} cores,"
-        f" {facts['memory_gib']} GiB, {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}, torch"
+        f" {facts['memory_gib']} GiB, {facts['cpu']}, Linux {facts['kernel'].split('-')[0]}, Python {facts['python']}, torch"
         f" {facts['torch']}; load average {measured.get('load', 0.0):g} before it began.{smoke}"
     )
 
