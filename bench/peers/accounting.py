@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-LONG_GAP = 1.25  # times the usual time between steps: what is longer counts as a pause
+LONG_GAP = 2.0  # times the usual time between steps: what is longer is a pause, whenever it comes
 LAST_STEPS = 10  # whose mean is the final loss: one step's is mostly about its samples
 
 
@@ -87,14 +87,15 @@ def uneven_steps(steps: Iterable[Step], global_batch: int) -> int:
 def pauses(commits: Sequence[float], kills: Sequence[float], end: float, usual: float) -> list[float]:
     """Seconds lost after each kill, until the next one: by how much gaps between steps were longer than usual.
 
-    A gap belongs to the kill before its end. `commits` in order, of all steps, also of those that were undone later:
-    work that is done again is no pause. At `end` a step that is still awaited is a gap as well.
+    The gap that a kill falls into counts, and each that is LONG_GAP times the usual one: fewer workers make every step
+    longer, but not by that much, and slow steps are no pause. `commits` in order, of all steps, also of those that were
+    undone later: work that is done again is no pause either. At `end` a step that is still awaited is a gap as well.
     """
     out = [0.0] * len(kills)
     for before, after in pairwise([*(time for time in commits if time < end), end]):
         earlier = [number for number, kill in enumerate(kills) if kill < after]
-        if earlier and after - before > LONG_GAP * usual:
-            out[earlier[-1]] += after - before - usual
+        if earlier and (kills[earlier[-1]] >= before or after - before > LONG_GAP * usual):
+            out[earlier[-1]] += max(0.0, after - before - usual)
     return out
 
 

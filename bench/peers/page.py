@@ -63,8 +63,8 @@ def _introduction(measured: Mapping[str, Any]) -> str:
         f"One of {measured['workers']} workers is killed (SIGKILL) every so often, in Everstep and in other tools, on"
         " the same small model, data and batch. Each is compared with its own undisturbed run.\n\n"
         f"Measured on {measured['date']}, {measured['minutes']:g} minutes a run: {facts['cores']} cores,"
-        f" {facts['memory_gib']} GiB, {facts['cpu']}, Linux {facts['kernel'].split('-')[0]}, Python {facts['python']}, torch"
-        f" {facts['torch']}; load average {measured.get('load', 0.0):g} before it began.{smoke}"
+        f" {facts['memory_gib']} GiB, {facts['cpu']}, Linux {facts['kernel'].split('-')[0]}, Python {facts['python']},"
+        f" torch {facts['torch']}; load average {measured.get('load', 0.0):g} before it began.{smoke}"
     )
 
 
@@ -133,7 +133,8 @@ def _again(measured: Mapping[str, Any]) -> str:
 WORDS = """\
 - **goodput**: samples per second that became part of the model, against the same set-up undisturbed.
 - **pause**: seconds in which no step was committed, beyond the usual time between two steps, from a kill to the next
-  one. Work that is done again after a return to a checkpoint is no pause; goodput has it.
+  one: in the step that the kill fell into, and wherever a step took more than twice the usual time. Steps that are
+  slower with fewer workers, and work that is done again after a return to a checkpoint, are no pause; goodput has them.
 - **lost**: samples that no step of the model used though later ones of the same order were. **repeated**: uses beyond
   a sample's first. **in vain**: samples that were computed and are not in the model, since a step failed or was undone,
   or its worker came late.

@@ -122,8 +122,12 @@ def test_gaps_add_up_until_the_next_kill() -> None:
     assert pauses(commits, [1.5, 10.0], 19.0, 1.0) == [pytest.approx(4.0), pytest.approx(9.0)]
 
 
-def test_a_step_that_is_a_little_late_is_no_pause() -> None:
-    assert pauses([0.0, 1.0, 2.2, 3.2], [1.1], 3.2, 1.0) == [0.0]
+def test_steps_that_are_slower_after_a_kill_are_no_pause_but_the_one_it_fell_into_is() -> None:
+    assert pauses([0.0, 1.0, 2.2, 3.7, 5.2], [1.1], 5.2, 1.0) == [pytest.approx(0.2)]
+
+
+def test_a_step_that_is_faster_than_usual_pays_nothing_back() -> None:
+    assert pauses([0.0, 1.0, 1.5, 4.5], [1.1], 4.5, 1.0) == [pytest.approx(2.0)]
 
 
 def test_a_gap_before_any_kill_is_nobodys() -> None:
