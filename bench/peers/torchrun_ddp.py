@@ -33,15 +33,15 @@ SET_UPS = (
     SetUp(
         "torchrun",
         "recommended",
-        "`--standalone --max-restarts=1000`, a checkpoint every 10 steps",
+        "`--standalone --max-restarts=1000`, a checkpoint every 10 steps. In torch 2.13 workers that start again share the"
+        " store of those before them and may find their addresses there; then they fail, and are started once more",
         PACKAGES,
         partial(commands, 10, {}),
     ),
     SetUp(
         "torchrun",
         "tuned",
-        "a checkpoint every 2 steps; `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, since workers that start again may"
-        " otherwise find the addresses of those before them in the store, fail, and be started once more",
+        "a checkpoint every 2 steps, and `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, a store of their own for each start",
         PACKAGES,
         partial(commands, 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     ),
