@@ -33,8 +33,8 @@ SET_UPS = (
     SetUp(
         "torchrun",
         "recommended",
-        "`--standalone --max-restarts=1000`, a checkpoint every 10 steps. In torch 2.13 workers that start again share the"
-        " store of those before them and may find their addresses there; then they fail, and are started once more",
+        "`--standalone --max-restarts=1000`, a checkpoint every 10 steps. In torch 2.13 workers that start again share"
+        " the store of those before them and may find their addresses there; then they fail, and are started once more",
         PACKAGES,
         partial(commands, 10, {}),
     ),
