@@ -7,7 +7,7 @@ import sys
 
 from bench.results import ROOT
 
-SCRIPTS = ("step", "recovery", "slow")
+SCRIPTS = ("step", "kills", "slow")
 
 
 def main() -> int:

@@ -12,7 +12,8 @@ from elastic.rundir import RunDirectory, has_run, holder, refuse
 from elastic.watch import last_end
 
 # What doesn't touch the bits of a step: where a run lies, who computes it, what is written besides.
-NO_BITS = ("run.", "cluster.", "metrics.", "policy.", "links.", "faults", "checkpoint.")
+PAD = "train.pad_micro_batch_seconds"
+NO_BITS = ("run.", "cluster.", "metrics.", "policy.", "links.", "faults", "checkpoint.", "balance.", PAD)
 
 
 def place(job: JobConfig, suffix: str, faults: Sequence[Mapping[str, Any]]) -> JobConfig:
