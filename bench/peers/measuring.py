@@ -166,4 +166,4 @@ def _progress(job: Job) -> tuple[tuple[float, float], ...]:
         if step.time >= job.begin:
             total += len(step.samples)
             points.append((round(step.time - job.begin, 2), float(total)))
-    return tuple(points[:: max(1, len(points) // 200)])
+    return (*points[:: max(1, len(points) // 200)], (job.end - job.begin, float(total)))

@@ -53,18 +53,19 @@ def page(measured: Mapping[str, Any]) -> str:
 
 def _introduction(measured: Mapping[str, Any]) -> str:
     facts = measured["machine"]
-    smoke = (
-        f"\n\n**These are figures of a trial run of {measured['minutes']:g} minutes each: they show that everything"
-        " works, and no more.**"
-        if measured["minutes"] < SHORT_MINUTES
-        else ""
-    )
+    load = measured.get("load", 0.0)
+    warnings = []
+    if measured["minutes"] < SHORT_MINUTES:
+        warnings.append("These are figures of a trial run: they show that everything works, and no more.")
+    if load > facts["cores"]:
+        warnings.append("Others used the machine meanwhile, now more and now less: the rows can't be compared.")
+    warning = f"\n\n**{' '.join(warnings)}**" if warnings else ""
     return (
         f"One of {measured['workers']} workers is killed (SIGKILL) every so often, in Everstep and in other tools, on"
         " the same small model, data and batch. Each is compared with its own undisturbed run.\n\n"
-        f"Measured on {measured['date']}, {measured['minutes']:g} minutes a run: {facts['cores']} cores,"
+        f"Measured on {measured['date']}, {measured['minutes']:g} min a run: {facts['cores']} cores,"
         f" {facts['memory_gib']} GiB, {facts['cpu']}, Linux {facts['kernel'].split('-')[0]}, Python {facts['python']},"
-        f" torch {facts['torch']}; load average {measured.get('load', 0.0):g} before it began.{smoke}"
+        f" torch {facts['torch']}; load average {load:g} before it began.{warning}"
     )
 
 

@@ -50,7 +50,7 @@ def bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.axhline(1.0, color="black", linewidth=0.6, linestyle=":")
     axes.set_ylabel("goodput, of its own undisturbed rate")
     axes.set_ylim(0.0, 1.08)
-    axes.legend(fontsize=7, loc="lower right")
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=4, frameon=False)
 
 
 def progress(axes: Any, rows: list[dict[str, Any]], interval: float) -> None:
