@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
+from elastic.balance import NEVER
+from runtime.guard import GuardRules
 from tests.sim import preemption
-from tests.sim.faults import Fault, Faults
+from tests.sim.faults import Chance, Faults
 from tests.sim.job import FaultEntry
+from tests.sim.values import Reference
 from tests.sim.world import World
+from tests.sim.wrongs import Wrongs
 
 
-def departing(seed: int, *faults: Fault, entries: tuple[FaultEntry, ...] = ()) -> tuple[World, list[dict[str, Any]]]:
+def departing(seed: int, *faults: Chance, entries: tuple[FaultEntry, ...] = ()) -> tuple[World, list[dict[str, Any]]]:
     world = World(seed)
-    world.job = replace(world.job, faults=entries)
-    world.faults = Faults(world)
+    world.job = replace(world.job, faults=entries, balance=NEVER, guard=GuardRules(), skips=frozenset())
+    world.reference = Reference(seed, world.job)
+    world.faults, world.wrongs = Faults(world, False), Wrongs(world, False)
     world.faults.planned = list(faults)
     assert world.run().violation is None
     return world, [dict(e) for _, kind, e in world.disk.events if kind == "departure"]
@@ -31,8 +36,8 @@ def nothing_lost(world: World, departures: list[dict[str, Any]]) -> None:
     assert world.checks.recomputed == 0
 
 
-def going(point: str, count: int, latest: int = 2, chained: bool = False) -> Fault:
-    return Fault(preemption.KIND, point, count, 0, latest, chained, True)
+def going(point: str, count: int, latest: int = 2, chained: bool = False) -> Chance:
+    return Chance(preemption.KIND, point, count, 0, latest, chained, True)
 
 
 @pytest.fixture(autouse=True)
