@@ -163,6 +163,8 @@ def _on_worker(fault: Fault, roster: Roster, worker: WorkerId) -> list[Action]:
 def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
     workers = [w.id for w in roster.living() if w.node == node.id]
     again = fault.kind is FaultKind.KILL_AGENT and not node.leaving
+    if again and node.slot not in roster.slots:
+        return f"node {node.id} is being killed for good"
     if fault.kind is FaultKind.KILL_NODE:
         roster.slots.discard(node.slot)
     match fault.kind:

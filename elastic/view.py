@@ -23,6 +23,7 @@ STYLES = {
     "fault_injected": "bold red",
     "fault_skipped": "dim",
     "fault_detected": "red",
+    "bad_step": "bold red",
     "recovery": "bold green",
     "member_joined": "green",
     "member_left": "yellow",

@@ -63,5 +63,6 @@ class Wrongs:
     def ended(self) -> None:
         events = self.world.disk.events
         seen = any(kind == "bad_step" and e["step"] == self.flipped_in for _, kind, e in events)
-        if seen and self.flipped is not None and self.world.checks.standing(self.flipped):
+        left = {e["worker"] for _, kind, e in events if kind == "member_left"}  # a zombie may come again
+        if seen and self.flipped is not None and self.flipped.id not in left:
             self.world.violation(f"worker {self.flipped.id} computed wrongly and was not found")
