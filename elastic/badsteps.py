@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic import messages as m
 from elastic.diagnosis import diagnose, not_reproduced
-from elastic.plan import attempts_told
+from elastic.plan import attempts_told, newest_plan
 from elastic.workforce import Workforce
 from runtime.protocol import Report, StepRecord, WorkerId
 
@@ -19,7 +19,9 @@ class BadSteps(Workforce):
         step, attempts, news = attempts_told(reports)
         if not news:
             return
-        finding = diagnose(step, self.facts.global_batch, attempts, self.facts.guard)
+        newest = newest_plan(reports.values())
+        alone = newest is not None and len(newest.members) == 1
+        finding = diagnose(step, self.facts.global_batch, attempts, self.facts.guard, alone)
         if (step, len(attempts)) not in self.told_attempts:
             self.told_attempts.add((step, len(attempts)))
             self.act(m.AppendEvent("bad_step", finding.event))

@@ -43,10 +43,10 @@ class Finding:
     hopeless: str = ""
 
 
-def diagnose(step: int, global_batch: int, attempts: Sequence[Attempt], rules: GuardRules) -> Finding:
-    """`attempts`: not empty."""
+def diagnose(step: int, global_batch: int, attempts: Sequence[Attempt], rules: GuardRules, alone: bool) -> Finding:
+    """`attempts`: not empty; `alone`: as the workers took it to be at the last of them (runtime/trial.py)."""
     *before, last = attempts
-    ruling = rule(last, before, alone=len({w for a in attempts for w in a.workers}) == 1)
+    ruling = rule(last, before, alone)
     event = {"step": step, "attempt": len(attempts), "reason": last.bad or "no other attempt gave the same bits"}
     if ruling.data:
         loss, norm = figures(last.headers)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -51,18 +49,17 @@ def test_ctrl_c_and_resume_with_another_number_of_workers(house: House, referenc
 
 def test_a_job_goes_on_without_its_terminal(house: House, reference: Run) -> None:
     """SIGHUP detaches; others attach, ask for its status, and inject faults."""
-    command, run = house.begin("alone")
+    command, run = house.begin("alone", train__pad_micro_batch_seconds=0.25)
     run.wait_for_steps(2, command)
-    with stopped_worker(run):
-        command.send(signal.SIGHUP)
-        assert command.wait(60).code == 0
-        status = house("status", "runs/alone", "--json")
-        assert status.code == 0
-        check_status(json.loads(status.out))
-        viewer = house.start("attach", "runs/alone")
-        run.wait_for("a viewer", lambda: "attached at step" in viewer.out, viewer)
-        answer = house("inject", "runs/alone", "kill-worker=2", "kill-worker=17")
-        assert answer.out == "kill-worker=2: injected\nkill-worker=17: skipped, worker 17 is not there\n", answer.said()
+    command.send(signal.SIGHUP)
+    assert command.wait(60).code == 0
+    status = house("status", "runs/alone", "--json")
+    assert status.code == 0
+    check_status(json.loads(status.out))
+    viewer = house.start("attach", "runs/alone")
+    run.wait_for("a viewer", lambda: "attached at step" in viewer.out, viewer)
+    answer = house("inject", "runs/alone", "kill-worker=2", "kill-worker=17")
+    assert answer.out == "kill-worker=2: injected\nkill-worker=17: skipped, worker 17 is not there\n", answer.said()
     ended = viewer.wait()
     assert ended.code == 0, f"{ended.said()}\n{run.story()}"
     assert "done: runs/alone" in ended.out
@@ -78,20 +75,19 @@ def test_two_hard_ends(house: House, reference: Run) -> None:
     assert ended.code == 0, ended.said()
     run = house.at("hard")
     run.wait_for_steps(5)
-    with stopped_worker(run):
-        os.kill(run.job_pid(), signal.SIGKILL)
-        house.eye.nothing_left(seconds=20, files=False)  # which the next job sweeps away
+    os.kill(run.job_pid(), signal.SIGKILL)
+    house.eye.nothing_left(seconds=20, files=False)  # which the next job sweeps away
     assert "the job process died without ending the run" in house("status", "runs/hard").out
     steps = len(run.records)
 
-    command = house.start(*house.run_arguments("hard", resume=True, checkpoint__full_every=3))
+    slowly = {"train__pad_micro_batch_seconds": 0.5}  # so that it can't stop by itself soon
+    command = house.start(*house.run_arguments("hard", resume=True, checkpoint__full_every=3, **slowly))
     run.wait_for_steps(steps + 2, command)
     assert run.of_kind("plan")[-1]["step"] in (3, steps // 3 * 3)  # from a checkpoint, over steps that are recorded
-    with stopped_worker(run, run.status["members"][0]["id"]):  # so that it can't stop by itself
-        command.send(signal.SIGINT)
-        run.wait_for("the first Ctrl-C is taken in", lambda: "Ctrl-C again ends at once" in command.out, command)
-        command.send(signal.SIGINT)
-        ended = command.wait(60)
+    command.send(signal.SIGINT)
+    run.wait_for("the first Ctrl-C is taken in", lambda: "Ctrl-C again ends at once" in command.out, command)
+    command.send(signal.SIGINT)
+    ended = command.wait(60)
     assert ended.code == 130, f"{ended.said()}\n{run.story()}"
     assert ended.err == ""
     house.eye.nothing_left()
@@ -102,18 +98,6 @@ def test_two_hard_ends(house: House, reference: Run) -> None:
     assert ended.code == 0, f"{ended.said()}\n{run.story()}"
     house.eye.nothing_left()
     house.same(reference, run)
-
-
-@contextlib.contextmanager
-def stopped_worker(run: Run, worker: int = 2) -> Iterator[None]:
-    """The job can't get on while the block runs."""
-    (pid,) = run.pids(id=worker)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def check_status(status: dict[str, object]) -> None:

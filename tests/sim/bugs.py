@@ -346,10 +346,10 @@ def wall_clocks_compared(patches: Patches) -> None:
     """News that are a minute old, by the wall clock of who brings them, tell of a host that hangs."""
     real = Controller.link_lost
 
-    def link_lost(controller: Controller, worker: WorkerId, peer: WorkerId, time: float) -> None:
+    def link_lost(controller: Controller, worker: WorkerId, peer: WorkerId, time: float, dialled: bool) -> None:
         if abs(controller.wall() - time) > 60.0 and controller.roster.lives(worker):
             controller.evict(worker, "it hangs")
-        real(controller, worker, peer, time)
+        real(controller, worker, peer, time, dialled)
 
     patches.put(Controller, "link_lost", link_lost)
 
@@ -477,10 +477,10 @@ def step_under_way_dealt_anew(patches: Patches) -> None:
     """Where nobody came or went, the new map holds for the step under way as well, whatever is computed of it."""
     real = elastic.plan.assign_now
 
-    def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report]) -> Any:
+    def assign_now(order: Order, newest: Plan, version: int, counting: Mapping[WorkerId, Report], *more: Any) -> Any:
         if set(newest.ids()) == set(order.nodes) == set(counting):
             return spread_by_speed(order.logical_ranks, sorted(counting), order.slowness)
-        return real(order, newest, version, counting)
+        return real(order, newest, version, counting, *more)
 
     patches.put(elastic.plan, "assign_now", assign_now)
 

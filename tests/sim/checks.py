@@ -334,6 +334,8 @@ class Checks:
 
     def ended(self, state: str, reason: str) -> None:
         world, disk = self.world, self.world.disk
+        if world.wrongs.undecidable(reason):
+            return
         if state not in ("done", "stopped"):
             self.violation(f"the run ended as {state}: {reason}")
         nobody = not any(self.standing(worker) for worker in world.workers.values())

@@ -16,7 +16,7 @@ CAUGHT: dict[str, tuple[int, str, str]] = {  # HALF and BELIEVED show in random 
     "new-controller-does-not-ask": (9, "kill-controller,during=save", "delay-worker,during=publish"),
     "backup-votes-before-storing": (0, "kill-worker", "kill-worker"),
     "owner-vouches": (0, "kill-worker", "kill-worker"),
-    "one-backup-is-enough": (6, "freeze-controller", "kill-agent,during=save"),
+    "one-backup-is-enough": (3, "kill-worker,during=vote", "kill-worker,during=publish"),
     "filling-backup-has-no-vote": (0, "kill-worker", "kill-worker"),
     "backup-applies-uncertified": (8, "kill-agent,during=vote", "kill-node,during=plan"),
     "certified-step-not-counted": (56, "kill-agent,during=publish", "kill-node,during=vote"),

@@ -357,6 +357,7 @@ class SimWorker:
         kind = FaultKind(plain["kind"])
         during = None if plain["during"] is None else Point(plain["during"])
         target = self.agent.node if FORMS[kind].number == "NODE" else self.id
+        plain = {name: value for name, value in plain.items() if name != "spared"}
         return Fault(**{**plain, "kind": kind, "during": during, "target": target})
 
     def accepts(self, plan: Any) -> bool:

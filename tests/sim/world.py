@@ -80,7 +80,9 @@ class World:
         else:
             random = self.engine.random
             self.job, self.profile = replace(draw_job(random), balance=draw_balance(seed)), draw_profile(random)
-            if not self.job.sdc:
+            if self.job.sdc:  # a bad step never comes out the same, so nobody could tell why it is bad
+                self.job = replace(self.job, skips=frozenset())
+            else:
                 self.job = replace(self.job, guard=draw_guard(Random(f"{seed}/guard")))
         self.reference = Reference(seed, self.job)
         self.judge = Judge()

@@ -60,6 +60,10 @@ class Wrongs:
     def may_end(self, worker: SimWorker, error: Exception) -> bool:
         return isinstance(error, CorruptionError) and worker.impaired
 
+    def undecidable(self, reason: str) -> bool:
+        """Of two workers that contradict each other for good, nobody can tell the right one, if both look bad."""
+        return self.flipped is not None and len(self.world.checks.members) <= 2 and "no two agree" in reason
+
     def ended(self) -> None:
         events = self.world.disk.events
         seen = any(kind == "bad_step" and e["step"] == self.flipped_in for _, kind, e in events)
