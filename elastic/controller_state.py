@@ -89,6 +89,7 @@ class ControllerState:
         self.fresh = not (self.roster.slots or self.roster.nodes)
         self.cause = "" if self.fresh else "new controller"  # a ballot is due
         self.returning: set[int] = set()  # slots whose agents have not introduced themselves to this incarnation
+        self.dead_agents: set[str] = set()  # instances
         self.started = 0.0
         self.join_at: float | None = None
         self.reference: m.WorkerInfo | None = None

@@ -26,7 +26,7 @@ class Workforce(ControllerState):
     # --- nodes and workers --------------------------------------------------------------------------------------
 
     def agent_up(self, event: m.AgentUp) -> None:
-        if self.roster.superseded(event.slot, event.instance):
+        if self.roster.superseded(event.slot, event.instance) or event.instance in self.dead_agents:
             return  # the words of a dead agent came late
         before = {w.id for w in self.roster.living()}
         node, first = self.roster.node_up(event.slot, event.instance, event.host)
@@ -105,6 +105,7 @@ class Workforce(ControllerState):
 
     def agent_down(self, slot: int, instance: str, time: float) -> None:
         self.returning.discard(slot)
+        self.dead_agents.add(instance)
         node = self.roster.node_in(slot)
         if node is not None and instance in ("", node.instance):
             self.node_lost(node, f"node {node.id} is gone", time, "agent")
