@@ -17,7 +17,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test bench lint clean venv
+.PHONY: demo test test-slow bench lint clean venv
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -25,6 +25,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m pytest -m slow
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench

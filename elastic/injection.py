@@ -174,6 +174,8 @@ def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
             return [Freeze(node.slot, -1, fault.seconds, whole=fault.kind is FaultKind.FREEZE_NODE)]
         case FaultKind.THAW_AGENT | FaultKind.THAW_NODE:
             return [ThawAgent(node.slot)]
+        case FaultKind.CLOCK_JUMP:
+            return "only the simulator moves clocks"
         case FaultKind.PREEMPT_NODE:
             return [PreemptAgent(node.slot, fault.seconds or 0.0)]
         case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:  # one of its workers does it, where it comes to the point

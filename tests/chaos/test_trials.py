@@ -39,6 +39,7 @@ def test_a_schedule_from_a_file(house: House, reference: Run) -> None:
     assert last == "kept: 3 faults in 24 steps, and every promise held; the job ended before its schedule"
 
 
+@pytest.mark.slow
 def test_drawn_faults_and_a_breach(house: House, reference: Run) -> None:
     """One digit of one digest of the reference is another: found, said, exit code 1."""
     forged = house.folder / "runs" / "forged"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from live_job import Site, assert_same_as_alone, eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 SLOW_STEPS = ("data.seq_len=256", "train.global_batch=16", "train.steps=100000", "metrics.port=0")
 NOTICE_SECONDS = 8.0  # Ray itself takes some 14
 

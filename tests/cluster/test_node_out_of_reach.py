@@ -7,7 +7,7 @@ import signal
 import pytest
 from live_job import Site, assert_same_as_alone, eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 SLOW_STEPS = ("data.seq_len=256", "train.global_batch=16", "train.steps=100000")
 
 

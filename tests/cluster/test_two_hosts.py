@@ -19,7 +19,7 @@ from live_job import Site, assert_same_as_alone, eventually
 sys.path.append(str(Path(__file__).parents[1] / "hosts"))
 from two_hosts import TwoHosts, missing
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 SLOW_STEPS = ("data.seq_len=256", "train.global_batch=16", "train.steps=100000")
 OBJECT_STORE_BYTES = str(80 * 1024 * 1024)
 

@@ -14,7 +14,7 @@ from dataloader.shards import ShardWriter
 from elastic import messages as m
 from elastic.config import JobConfig, parse_job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 ENOUGH_SECONDS = 150.0
 STEPS = 125
 

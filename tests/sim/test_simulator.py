@@ -23,13 +23,13 @@ from tests.sim.wrongs import Wrongs
 
 SEEDS = 1000
 KNOWN: dict[str, int] = {  # the first seed that shows it, where it isn't among the first ten
-    "empty-contributions-not-awaited": 231,
-    "anyone-counts": 28,
-    "joiner-counts-before-it-has-joined": 254,
+    "empty-contributions-not-awaited": 224,
+    "anyone-counts": 244,
+    "joiner-counts-before-it-has-joined": 244,
     "retired-copy-dropped-at-once": 39,
-    # so rarely do these matter that a thousand seeds miss them: tests/unit/elastic holds them directly too
-    "numbers-repeated": 1479,
-    "versions-not-looked-at": 1343,
+    # these matter so rarely that tests/unit/elastic holds them directly too
+    "numbers-repeated": 196,
+    "versions-not-looked-at": 76,
 }
 
 
