@@ -199,10 +199,10 @@ def main() -> int:
                 right = right and as_it_should_be
                 lines.append(line)
                 print(" | ".join(line), flush=True)
+                if chosen.write:  # row by row: it takes minutes
+                    PAGE.write_text(page(lines))
     finally:
         house.close()
-    if chosen.write:
-        PAGE.write_text(page(lines))
     return 0 if right else 1
 
 
