@@ -14,7 +14,7 @@ from elastic.chaos.conduct import ScheduledFaults, Size
 from elastic.chaos.draw import draw
 from elastic.chaos.fault_file import Schedule, read_fault_file
 from elastic.chaos.figures import by_kind
-from elastic.chaos.jobs import finished_reference, place, refuse_taken
+from elastic.chaos.jobs import place, ready
 from elastic.chaos.table import shown
 from elastic.chaos.trial import (
     INTERRUPTED,
@@ -28,7 +28,6 @@ from elastic.chaos.trial import (
     write_report,
 )
 from elastic.config import JobConfig, load_job
-from elastic.launch import with_data
 from elastic.record_lines import read_ledger
 from elastic.rundir import RunDirectory
 from elastic.view import counted
@@ -71,12 +70,7 @@ def chaos(wanted: Wanted) -> int:
     suffix = f"-chaos-{wanted.seed}" if wanted.faults is None else f"-chaos-{wanted.faults.stem}"
     job = place(base, suffix, [*own, *schedule.at_steps])
     reference = place(base, f"{suffix}-reference", schedule.of_the_reference())
-    refuse_taken(job)
-    if wanted.reference is None:
-        refuse_taken(reference)
-    job = with_data(job)
-    reference = reference.model_copy(update={"data": job.data, "model": job.model})
-    there = None if wanted.reference is None else finished_reference(wanted.reference, job)
+    job, reference, there = ready(job, reference, wanted.reference)
     with Signals() as signals:
         return _trial(wanted, schedule, job, reference, there, signals)
 

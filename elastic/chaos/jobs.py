@@ -8,11 +8,12 @@ from typing import Any
 
 from dataloader.errors import ConfigError, UsageError
 from elastic.config import JobConfig, first_change, parse_job, stored_job
+from elastic.launch import with_data
 from elastic.rundir import RunDirectory, has_run, holder, refuse
 from elastic.watch import last_end
 
-# What doesn't touch the bits of a step: where a run lies, who computes it, what is written besides.
 PAD = "train.pad_micro_batch_seconds"
+# What doesn't touch the bits of a step: where a run lies, who computes it, for how long, what is written besides.
 NO_BITS = ("run.", "cluster.", "metrics.", "policy.", "links.", "faults", "checkpoint.", "balance.", PAD)
 
 
@@ -32,6 +33,16 @@ def until(reference: JobConfig, steps: int) -> JobConfig:
     given["faults"] = [fault for fault in given["faults"] if fault["at_step"] < steps]
     given["faults"].append({"at_step": steps, "fault": "stop", "wait": True})
     return parse_job(given, "the reference")
+
+
+def ready(job: JobConfig, reference: JobConfig, given: Path | None) -> tuple[JobConfig, JobConfig, RunDirectory | None]:
+    """Both with their data, and the reference's run if one was `given`. Raises what can be refused before a start."""
+    refuse_taken(job)
+    if given is None:
+        refuse_taken(reference)
+    job = with_data(job)
+    reference = reference.model_copy(update={"data": job.data, "model": job.model})
+    return job, reference, None if given is None else finished_reference(given, job)
 
 
 def refuse_taken(job: JobConfig) -> None:

@@ -19,7 +19,7 @@ from elastic.chaos import table
 from elastic.chaos.availability import Availability, compress, read_trace
 from elastic.chaos.figures import by_kind, tokens_per_second
 from elastic.chaos.follow_trace import TraceFollower
-from elastic.chaos.jobs import finished_reference, place, refuse_taken
+from elastic.chaos.jobs import place, ready
 from elastic.chaos.table import shown
 from elastic.chaos.trial import (
     INTERRUPTED,
@@ -33,7 +33,6 @@ from elastic.chaos.trial import (
     write_report,
 )
 from elastic.config import JobConfig, load_job, parse_job
-from elastic.launch import with_data
 from elastic.record_lines import read_ledger
 from elastic.rundir import RunDirectory
 from elastic.view import counted
@@ -68,12 +67,7 @@ def replay(wanted: Wanted) -> int:
     base = load_job(wanted.job, wanted.settings)
     job = sized(base, availability.first, availability.peak, f"-replay-{wanted.trace.stem}")
     reference = sized(base, availability.peak, availability.peak, f"-replay-{wanted.trace.stem}-reference")
-    refuse_taken(job)
-    if wanted.reference is None:
-        refuse_taken(reference)
-    job = with_data(job)
-    reference = reference.model_copy(update={"data": job.data, "model": job.model})
-    there = None if wanted.reference is None else finished_reference(wanted.reference, job)
+    job, reference, there = ready(job, reference, wanted.reference)
     with Signals() as signals:
         return _trial(wanted, availability, job, reference, there, signals)
 

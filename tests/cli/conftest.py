@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from cli_terminal import Terminal
 
-from dataloader.dataset import INDEX_NAME, DatasetIndex, Split
-from dataloader.shards import ShardWriter
+from tests.tokens import write_tokens
 
 JOB = """\
 run: {name: small}
@@ -19,18 +18,7 @@ model: {hidden_size: 16, heads: 2}
 def terminal(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     """A folder with a job file and its data."""
     (tmp_path / "job.yaml").write_text(JOB)
-    tokens = tmp_path / "tokens"
-    tokens.mkdir()
-    splits: dict[str, Split] = {}
-    for name in ("train", "valid"):
-        writer = ShardWriter(tokens, name, vocab_size=50, tokens_per_file=10**6)
-        for document in range(20):
-            writer.add([(document * 7 + i) % 49 for i in range(50)], end_of_text=49)
-        splits[name] = writer.finish()
-    index = DatasetIndex(
-        format="everstep-tokens", version=1, dtype="u16", vocab_size=50, end_of_text=49, tokenizer=None, splits=splits
-    )
-    (tokens / INDEX_NAME).write_text(index.model_dump_json())
+    write_tokens(tmp_path / "tokens", documents=20, length=50)
     opened = Terminal(tmp_path, tmp_path_factory.getbasetemp() / "byte-code")
     yield opened
     opened.close()

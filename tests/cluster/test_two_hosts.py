@@ -17,7 +17,7 @@ import pytest
 from live_job import Site, assert_same_as_alone, eventually
 
 sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from two_hosts import TwoHosts, missing
+from two_hosts import TwoHosts, two_hosts
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 SLOW_STEPS = ("data.seq_len=256", "train.global_batch=16", "train.steps=100000")
@@ -26,15 +26,8 @@ OBJECT_STORE_BYTES = str(80 * 1024 * 1024)
 
 @pytest.fixture
 def hosts() -> Iterator[TwoHosts]:
-    if reason := missing():
-        pytest.skip(reason)
-    opened = None
-    try:
-        opened = TwoHosts()
+    with two_hosts() as opened:
         yield opened
-    finally:
-        if opened is not None:
-            opened.close()
 
 
 @pytest.fixture

@@ -3,17 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from two_hosts import TwoHosts, missing
+from two_hosts import TwoHosts, two_hosts
 
 
 @pytest.fixture
 def hosts() -> Iterator[TwoHosts]:
-    if reason := missing():
-        pytest.skip(reason)
-    opened = None
-    try:
-        opened = TwoHosts()
+    with two_hosts() as opened:
         yield opened
-    finally:
-        if opened is not None:
-            opened.close()

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.local_job import LocalJob, local_job
-from dataloader.dataset import INDEX_NAME, DatasetIndex, Split
-from dataloader.shards import ShardWriter
 from elastic import messages as m
 from elastic.config import JobConfig, parse_job
+from tests.tokens import write_tokens
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 ENOUGH_SECONDS = 150.0
@@ -35,19 +34,7 @@ def job(tokens: Path, nodes: int, workers_per_node: int) -> JobConfig:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens"
-    path.mkdir()
-    splits: dict[str, Split] = {}
-    for name in ("train", "valid"):
-        writer = ShardWriter(path, name, vocab_size=50, tokens_per_file=10**6)
-        for document in range(60):
-            writer.add([(document * 7 + i * i) % 49 for i in range(100)], end_of_text=49)
-        splits[name] = writer.finish()
-    index = DatasetIndex(
-        format="everstep-tokens", version=1, dtype="u16", vocab_size=50, end_of_text=49, tokenizer=None, splits=splits
-    )
-    (path / INDEX_NAME).write_text(index.model_dump_json())
-    return path
+    return write_tokens(tmp_path / "tokens")
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CLONE_NEWNET = 0x40000000
 PREFIX = "everstep-host-"
 DROP_ALL = "1,6 0 0 2"
@@ -28,6 +30,18 @@ def missing() -> str:
         return "needs root, for network namespaces"
     lacking = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     return f"needs {' and '.join(lacking)} of iproute2" if lacking else ""
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[TwoHosts]:
+    """While the block runs; or skip the test, with the reason."""
+    if reason := missing():
+        pytest.skip(reason)
+    opened = TwoHosts()
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 class TwoHosts:

@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def test_never_a_node() -> None:
 
 
 def test_the_shared_trace() -> None:
-    path = Path("/work/shared/data/spot_traces/aws_us-west-2c_16xV100_2023-08.json")
+    shared = Path(os.environ.get("EVERSTEP_SHARED_DATA", Path(__file__).parents[5] / "shared" / "data"))
+    path = shared / "spot_traces" / "aws_us-west-2c_16xV100_2023-08.json"
     if not path.is_file():
         pytest.skip(f"{path} is not here")
     there = compress(read_trace(path), 0.1, 8)
