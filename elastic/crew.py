@@ -215,7 +215,7 @@ class Crew:
             case "Alive":
                 if worker.watch is not None:
                     busy, usual = float(message["busy_seconds"]), float(message["usual_seconds"])
-                    worker.watch.beat(self._clock.seconds, busy, usual)
+                    worker.watch.beat(self._clock.seconds, busy, usual, bool(message.get("may_wait")))
             case "Struck":  # an injected fault is about to hit it
                 self._say(event_to_plain(m.Killed(worker.id, float(message["time"]))))
             case _:

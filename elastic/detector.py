@@ -68,8 +68,9 @@ class WorkerWatch:
         self._busy_seconds = self._usual_seconds = 0.0
         self._cpu: tuple[float, float] | None = None  # (time, cpu seconds) when it last was seen to work
 
-    def beat(self, now: float, busy_seconds: float, usual_seconds: float) -> None:
-        self._heard, self._beats = now, True
+    def beat(self, now: float, busy_seconds: float, usual_seconds: float, may_wait: bool = False) -> None:
+        """`may_wait`: what it does until the next beat may wait for anything, such as a slow store."""
+        self._heard, self._beats = now, not may_wait
         self._busy_seconds, self._usual_seconds = busy_seconds, usual_seconds
 
     def wants_a_look(self, now: float) -> bool:

@@ -109,13 +109,13 @@ class Driver:
     def patience(self) -> float:
         return 0.0 if self.tx.unsettled else BEAT_SECONDS
 
-    def beat(self) -> None:
-        """For the agent's watch (elastic/detector.py): whoever can't say this hangs."""
+    def beat(self, may_wait: bool = False) -> None:
+        """For the agent's watch (elastic/detector.py): whoever can't say this hangs, unless it may wait."""
         now = time.monotonic()
-        if now >= self.beat_due:
-            self.beat_due = now + BEAT_SECONDS
+        if now >= self.beat_due or may_wait:
+            self.beat_due = now if may_wait else now + BEAT_SECONDS
             busy, usual = self.compute.pace()
-            self.tell("Alive", busy_seconds=busy, usual_seconds=usual)
+            self.tell("Alive", busy_seconds=busy, usual_seconds=usual, may_wait=may_wait)
 
     def tell(self, kind: str, **fields: Any) -> None:
         self.agent.send({"kind": kind, **fields})
@@ -268,6 +268,8 @@ class Driver:
                 self.reach("join")
         had = self.tx.assigned() if before is not None and step < before.stop_at else set()
         waiting = not self.compute.busy
+        if plan.checkpoint is not None:  # read here and now, from a store that may be slow
+            self.beat(may_wait=True)
         actions = self.tx.on_plan(plan)
         if self.tx.plan is not plan:
             return

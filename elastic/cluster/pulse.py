@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -37,10 +38,9 @@ class Pulse:
             with contextlib.suppress(ray.exceptions.RayError):  # it is dead, which others see to
                 self._know(*ray.get(self._call))
             self._call = None
-        elif now - self._asked >= SILENT_SECONDS and self._pidfd >= 0:
+        elif now - self._asked >= SILENT_SECONDS and self._pidfd >= 0 and not _has_ended(self._pidfd):
             print(f"everstep: the controller has been silent for {now - self._asked:.1f} s; killed", file=sys.stderr)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._call, self._asked = None, now
 
     def _know(self, node_id: str, pid: int) -> None:
@@ -50,3 +50,8 @@ class Pulse:
             self._pid, self._pidfd = pid, -1
             with contextlib.suppress(ProcessLookupError):
                 self._pidfd = os.pidfd_open(pid)
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Then Ray is starting another already, which takes its time."""
+    return bool(select.select([pidfd], [], [], 0)[0])

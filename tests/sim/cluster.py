@@ -562,6 +562,8 @@ class Cluster:
 
     def from_worker(self, worker: SimWorker, message: dict[str, Any]) -> None:
         """Over the unix socket, in order."""
+        if message["kind"] == "Alive":  # for the agent's own watch
+            return
         worker.up_last = max(worker.up_last, self.engine.now + self.engine.jitter(0.0003), worker.mute_until)
         self.engine.at(worker.up_last, self.at_agent, worker, message)
 

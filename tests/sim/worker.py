@@ -101,6 +101,9 @@ class SimCompute:
     def busy(self) -> bool:
         return self.running is not None or bool(self.wanted)
 
+    def pace(self) -> tuple[float, float]:
+        return 0.0, 0.0  # nobody watches it here: see tests/sim/cluster.py, watch_frozen
+
     def want(self, step: int, ranks: tuple[int, ...]) -> None:
         if step != self.step:
             self.step = step

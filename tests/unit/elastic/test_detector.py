@@ -67,6 +67,14 @@ def test_a_start_may_wait_for_anything() -> None:
     assert watched(10 * HUNG_SECONDS, "S", 0.0, WorkerWatch(0.0)) is None
 
 
+def test_a_slow_store_may_be_waited_for_if_that_was_said() -> None:
+    watch = beating()
+    watch.beat(0.0, 0.0, 0.1, may_wait=True)
+    assert watched(10 * HUNG_SECONDS, "D", 0.0, watch) is None
+    watch.beat(10 * HUNG_SECONDS, 0.0, 0.1)
+    assert watch.judge(10 * HUNG_SECONDS + 1.0, Seen("S", 0.0)) is None
+
+
 def stuck(busy: float, usual: float, cpu_share: float = 0.0) -> Suspicion | None:
     """Its control thread beats all the while."""
     watch, suspicion = WorkerWatch(0.0), None
