@@ -41,6 +41,7 @@ from runtime.thawing import thaw_later
 
 CONTROLLER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
+    "memory": 1,  # Ray puts an actor that asks for nothing on any host, whatever its affinity
     "max_restarts": -1,
     "max_task_retries": 0,
     "concurrency_groups": {"watch": 2, "pulse": 1},

@@ -72,7 +72,7 @@ def test_a_cut_cable(site: Site, hosts: TwoHosts, rays: str) -> None:
     cut = time.time()
     left = job.wait_for_event("member_left")
     print(f"{left['time'] - cut:.1f} s after the cut: {left['reason']}")
-    assert left["worker"] == lone["id"]
+    assert left["worker"] == lone["id"], job.story()
     step = job.step()
     eventually(lambda: job.step() > step + 2, 60, job.story)
     log = job.run.logs / f"agent-{lone['node']}.log"
