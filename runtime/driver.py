@@ -10,8 +10,6 @@ the controller has not acknowledged (step records, saved shards), so that a dead
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,20 +18,18 @@ from typing import Any
 
 from dataloader.errors import InternalError
 from runtime import actions as a
-from runtime.comm import impaired
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, Measured, MicroBatchDone
-from runtime.injected import STORE_FAILURES, Armed, point_of
+from runtime.injected import point_of
+from runtime.links import Links
 from runtime.phases import StepClock
 from runtime.protocol import (
     NO_BALLOT,
     Ballot,
-    Frame,
     FrameKind,
     Plan,
     StepRecord,
-    WorkerId,
     plan_from_plain,
     to_plain,
 )
@@ -41,11 +37,9 @@ from runtime.sabotage import Sabotage
 from runtime.saving import Delayed, Saved, Saver
 from runtime.shards.tensors import TensorArithmetic
 from runtime.step import StepTransaction
-from runtime.thawing import thaw_later
+from runtime.striking import Strikes
 
 BEAT_SECONDS = 0.1  # at least so often the agent hears that this thread lives
-REDIAL_SECONDS = 0.2
-REDIAL_WAITING_SECONDS = 0.5  # by who is no member yet, or has been cut off
 MEASURE_EVERY = 4  # steps, where a member was given no logical rank
 
 
@@ -62,12 +56,8 @@ class Driver:
     ) -> None:
         self.tx, self.arithmetic, self.mesh, self.agent = transaction, arithmetic, mesh, agent
         self.compute, self.saver = compute, saver
-        self.addresses: dict[WorkerId, tuple[str, int]] = {}
-        self.linking: set[WorkerId] | None = None  # older peers not tried yet, until the first round is over
-        self.tried_once: set[WorkerId] = set()  # peers that it should have a link to, as it has dialled or had one
-        self.unreached: tuple[WorkerId, ...] = ()  # as told
-        self.queued: dict[WorkerId, list[Frame]] = {}
-        self.redial: dict[WorkerId, float] = {}
+        self.links = Links(mesh, transaction, self.tell)
+        self.strikes = Strikes(mesh, compute, saver, sabotage or Sabotage(), self.tell)
         self.records: dict[int, StepRecord] = {}  # not acknowledged
         self.saved: list[Saved] = []  # not acknowledged
         self.incarnation = 0
@@ -79,13 +69,11 @@ class Driver:
         self.resuming: Ballot = NO_BALLOT  # a plan that was installed and not gone on under
         self.bytes_moved = 0
         self.snapshot_bytes: dict[int, int] = {}  # by shard, of those that came
-        self.links = total(mesh.counters)  # as of the last plan
+        self.counted = total(mesh.counters)  # as of the last plan
         self.handed_over: set[int] = set()
         self.resumed_at = 0.0
         self.leaving = False
         self.beat_due = 0.0
-        self.armed = Armed()
-        self.sabotage = sabotage or Sabotage()
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -103,7 +91,7 @@ class Driver:
                 self.on_saved(saved)
             if not events and self.tx.unsettled:
                 self.do(self.tx.settle())
-            self.dial_again()
+            self.links.dial_again()
             self.beat()
 
     def patience(self) -> float:
@@ -117,7 +105,7 @@ class Driver:
             busy, usual = self.compute.pace()
             self.tell("Alive", busy_seconds=busy, usual_seconds=usual, may_wait=may_wait)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def tell(self, kind: str, /, **fields: object) -> None:
         self.agent.send({"kind": kind, **fields})
 
     # --- links ------------------------------------------------------------------------------------------------
@@ -126,106 +114,18 @@ class Driver:
         match event:
             case Received(peer, frame):
                 if frame.kind is FrameKind.LOST:
-                    self.on_lost_elsewhere(peer, frame.shard)
-                else:
-                    if self.armed and frame.kind is FrameKind.SNAPSHOT:
-                        self.reach("handover")
-                    if frame.kind is FrameKind.SNAPSHOT:
-                        self.snapshot_bytes[frame.shard] = getattr(frame.payload, "nbytes", 0)
-                    self.do(self.tx.on_frame(peer, frame))
+                    self.links.down_elsewhere(peer, frame.shard)
+                    return
+                if frame.kind is FrameKind.SNAPSHOT:
+                    self.strikes.reach("handover")
+                    self.snapshot_bytes[frame.shard] = getattr(frame.payload, "nbytes", 0)
+                self.do(self.tx.on_frame(peer, frame))
             case LinkUp(peer):
-                self.redial.pop(peer, None)
-                for frame in self.queued.pop(peer, []):
-                    self.mesh.send(peer, frame)
-                self.tried(peer)
-                self.tell_reach()
+                self.links.up(peer)
             case ConnectFailed(peer):
-                if self.is_member(peer):  # who can't be reached for long has to go, or the step would wait for ever
-                    self.redial[peer] = time.monotonic() + REDIAL_SECONDS
-                    self.tell("LinkLost", peer=peer, time=time.time(), dialled=True)
-                elif self.tx.plan is None:
-                    self.redial[peer] = time.monotonic() + REDIAL_WAITING_SECONDS
-                self.tried(peer)
-                self.tell_reach()
-            case LinkDown(peer, _, noticed, local):
-                if not local:
-                    self.on_link_down(peer, time.time() - (time.monotonic() - noticed))
-                    if self.tx.plan is None:
-                        self.redial[peer] = time.monotonic() + REDIAL_WAITING_SECONDS
-                        self.tell_reach()
-
-    def on_link_down(self, peer: WorkerId, wall_time: float) -> None:
-        """Told to the agent and to all: nobody may sit out a time-out that somebody else has seen the reason for."""
-        if not self.is_member(peer):
-            return
-        self.tell("LinkLost", peer=peer, time=wall_time)
-        for other in self.mesh.peers():
-            self.mesh.send(other, Frame(FrameKind.LOST, self.tx.promise, self.tx.step, peer))
-
-    def on_lost_elsewhere(self, reporter: WorkerId, peer: WorkerId) -> None:
-        if peer != self.tx.worker and peer in self.mesh.peers() and self.is_member(peer):
-            self.tell("LinkLost", worker=reporter, peer=peer, time=time.time())
-
-    def is_member(self, peer: WorkerId) -> bool:
-        return self.tx.plan is not None and self.tx.plan.member(peer) is not None
-
-    def tell_reach(self) -> None:
-        """Whom this worker can't reach though it should: it can't join those. A member tells of lost links instead."""
-        peers = self.mesh.peers()
-        self.tried_once |= peers
-        lacking = (self.tried_once & self.addresses.keys()) - peers
-        if self.tx.plan is not None:
-            lacking &= set(self.unreached)
-        if self.linking is None and lacking != set(self.unreached):
-            self.unreached = tuple(sorted(lacking))
-            self.tell("WorkerLinked", unreached=self.unreached)
-
-    def tried(self, peer: WorkerId) -> None:
-        self.tried_once.add(peer)
-        if self.linking is not None and peer in self.linking:
-            self.linking.discard(peer)
-            self.linked_if_all_tried()
-
-    def linked_if_all_tried(self) -> None:
-        if self.linking is not None and not self.linking:
-            self.linking = None
-            self.tell("WorkerLinked")
-            self.tell_reach()
-
-    def on_peers(self, peers: list[Any]) -> None:
-        """The newer of two dials the older."""
-        first = not self.addresses
-        self.addresses = {peer: (host, port) for peer, host, port in peers}
-        older = {peer for peer in self.addresses if peer < self.tx.worker} - self.mesh.peers()
-        if first:
-            self.linking = set(older)
-        for peer in sorted(older):
-            self.mesh.connect(peer, self.addresses[peer])
-        self.linked_if_all_tried()
-
-    def dial_again(self) -> None:
-        now = time.monotonic()
-        for peer in [peer for peer, due in self.redial.items() if due <= now]:
-            del self.redial[peer]
-            wanted = self.tx.plan is None or self.is_member(peer)
-            if wanted and peer not in self.mesh.peers() and peer in self.addresses:
-                self.mesh.connect(peer, self.addresses[peer])
-
-    def edit_links(self, plan: Plan, before: Plan | None) -> None:
-        """In place: close only the links of those who left, open only those of who came."""
-        gone = set(before.ids()) - set(plan.ids()) if before is not None else set()
-        for peer in gone:
-            self.mesh.close(peer)
-        self.queued.clear()
-        for peer in plan.ids():
-            if peer < self.tx.worker and peer not in self.mesh.peers() and peer in self.addresses:
-                self.mesh.connect(peer, self.addresses[peer])
-
-    def send(self, to: WorkerId, frame: Frame) -> None:
-        if to in self.mesh.peers():
-            self.mesh.send(to, frame)
-        else:
-            self.queued.setdefault(to, []).append(frame)
+                self.links.not_reached(peer)
+            case LinkDown():
+                self.links.down(event)
 
     # --- messages from the controller, through the agent -------------------------------------------------------
 
@@ -242,7 +142,7 @@ class Driver:
                 assert plan is not None
                 self.on_plan(plan)
             case "peers":
-                self.on_peers(message["peers"])
+                self.links.learn(message["peers"])
             case "release":
                 self.resumed_at = time.monotonic()  # what was handed over could not be begun before
                 self.do(self.tx.on_release(message["step"]))
@@ -255,17 +155,15 @@ class Driver:
                 self.leaving = True
                 self.compute.want(self.tx.step, ())
             case "inject":
-                self.armed.arm(message["fault"])
-                self.reach(None)
+                self.strikes.arm(message["fault"])
             case other:
                 raise InternalError(f"worker {self.tx.worker}: an unknown message {other!r} from the agent")
 
     def on_plan(self, plan: Plan) -> None:
         before, step = self.tx.plan, self.tx.step
-        if self.armed:
-            self.reach("plan")
-            if before is None:
-                self.reach("join")
+        self.strikes.reach("plan")
+        if before is None:
+            self.strikes.reach("join")
         had = self.tx.assigned() if before is not None and step < before.stop_at else set()
         waiting = not self.compute.busy
         if plan.checkpoint is not None:  # read here and now, from a store that may be slow
@@ -275,7 +173,7 @@ class Driver:
             return
         me = plan.member(self.tx.worker)
         assert me is not None
-        self.edit_links(plan, before)
+        self.links.edit(plan, before)
         self.resuming, self.bytes_moved = plan.ballot, 0
         now = {rank for rank, worker in enumerate(plan.ranks_now) if worker == self.tx.worker}
         keeps_on = not me.joining and plan.checkpoint is None and step == plan.version < plan.stop_at
@@ -290,10 +188,10 @@ class Driver:
             "PlanInstalled",
             ballot=list(plan.ballot),
             waiting=waiting,
-            links_opened=after.links_opened - self.links.links_opened,
-            links_closed=after.links_closed - self.links.links_closed,
+            links_opened=after.links_opened - self.counted.links_opened,
+            links_closed=after.links_closed - self.counted.links_closed,
         )
-        self.links = after
+        self.counted = after
         computing: list[a.Action] = [action for action in actions if isinstance(action, a.Compute)]
         self.do(computing)  # it goes on from here, and tells so; what there is to send is work of the new plan
         self.do([action for action in actions if not isinstance(action, a.Compute)])
@@ -331,8 +229,8 @@ class Driver:
 
     def do(self, actions: list[a.Action]) -> None:
         for action in actions:
-            if self.armed and (point := point_of(action)) is not None:
-                self.reach(point)
+            if self.strikes and (point := point_of(action)) is not None:
+                self.strikes.reach(point)
             self.act(action)
         self.clock.look(self.tx, time.monotonic())
         self.resume_if_there()
@@ -340,7 +238,7 @@ class Driver:
     def act(self, action: a.Action) -> None:
         match action:
             case a.Send(to, frame):
-                self.send(to, frame)
+                self.links.send(to, frame)
             case a.Compute(step, ranks):
                 self.compute.want(step, ranks)
             case a.SendReport(report):
@@ -374,35 +272,6 @@ class Driver:
         if plan is not None and self.tx.worker not in plan.ranks_next and record.step % MEASURE_EVERY == 0:
             self.compute.measure()
 
-    # --- injected faults ---------------------------------------------------------------------------------------
-
-    def reach(self, point: str | None) -> None:
-        """Do what was armed for this point; None: at once."""
-        for fault in self.armed.due(point):
-            match fault["kind"]:
-                case "kill-worker":
-                    self.tell("Struck", time=time.time())
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case "kill-agent" | "kill-node":
-                    os.kill(os.getppid(), signal.SIGKILL)  # which takes this process with it
-                case "freeze-worker":
-                    self.tell("Struck", time=time.time())
-                    if fault["seconds"] is not None:
-                        thaw_later([os.getpid()], fault["seconds"])
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                case "disk-full" | "store-down" as kind:
-                    self.saver.fail_for(fault["seconds"], STORE_FAILURES[kind])
-                case "partition-worker" | "partition-node" | "delay-worker":
-                    impaired.inject(self.mesh, fault)
-                case "corrupt-worker" if fault["what"] == "link":
-                    impaired.inject(self.mesh, fault)
-                case "slow-worker" | "slow-node":
-                    self.compute.slow(fault["factor"], fault["seconds"])
-                case "poison" | "corrupt-worker" if fault["what"] != "link":
-                    self.sabotage.arm(fault)
-                case other:
-                    raise InternalError(f"worker {self.tx.worker}: no fault {other!r} can happen here")
-
     # --- what the other threads bring --------------------------------------------------------------------------
 
     def on_outcome(self, outcome: Computed | Failed | MicroBatchDone | Measured) -> None:
@@ -422,6 +291,8 @@ class Driver:
                 if not self.tx.wants(step, rank):
                     self.arithmetic.give_back(gradient)
                     return
+                if self.tx.missing() == (rank,):
+                    self.strikes.reach("reduce")  # an owner's own contribution is never sent
                 self.arithmetic.keep(rank, gradient)
                 self.do(self.tx.on_computed(step, rank, work))
                 self.recomputed(rank)

@@ -16,6 +16,7 @@ from elastic import messages as m
 from elastic.controller import Controller
 from elastic.controller_state import resumed_state
 from elastic.detector import AGENT_SILENT_SECONDS, FROZEN_SECONDS
+from elastic.shell import RETRY_SECONDS
 from elastic.wire import event_from_plain, from_worker
 from elastic.workforce import BEAT_PERIOD_SECONDS
 from runtime.protocol import Ballot, StepRecord, WorkerId
@@ -42,6 +43,8 @@ class Disk:
     shards: dict[tuple[int, int], int] = field(default_factory=dict)
     manifests: dict[int, dict[int, str]] = field(default_factory=dict)
     weights: tuple[int, tuple[int, ...]] | None = None
+    fails_until: float = 0.0  # no file of a checkpoint can be written before
+    failure: str = ""
 
     def write_shard(self, version: int, shard: int, state: int) -> dict[str, Any]:
         self.shards[version, shard] = state
@@ -337,6 +340,8 @@ class Cluster:
                 self.to_agent(slot, self.thaw, worker)
             case m.ThawAgent(slot):
                 after(self.engine.jitter(0.005), self.thaw_agent, slot)
+            case m.FailStore(seconds, how):
+                self.world.effects.fail_store(seconds, how)
             case m.FreezeController(seconds):
                 self.world.effects.freeze_controller(seconds)
             case m.KillDriver():
@@ -374,6 +379,10 @@ class Cluster:
         if self.stopped:
             self.engine.after(STOPPED_SECONDS, self.write_manifest, incarnation, version, shards)
         elif self.controller is not None and self.incarnation == incarnation:
+            if self.engine.now < self.world.disk.fails_until:
+                self.think(incarnation, m.SaveDelayed(-1, version, self.world.disk.failure))
+                self.engine.after(RETRY_SECONDS, self.write_manifest, incarnation, version, shards)
+                return
             self.world.disk.publish(version, shards)
             self.think(self.incarnation, m.CheckpointWritten(version))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from elastic.faults import FORMS, Fault, FaultKind, Point
 from tests.sim.job import Job, Profile
-from tests.sim.vocabulary import UNPLAYED, Waiting
+from tests.sim.vocabulary import Waiting
 from tests.sim.world import Outcome, Setting, World
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ THAWS = {K.THAW_WORKER, K.THAW_AGENT, K.THAW_NODE}
 CASES: tuple[Case, ...] = tuple(
     (kind, point)
     for kind in FaultKind
-    if kind not in UNPLAYED and kind not in THAWS
+    if kind not in THAWS
     for point in (None, *(p for p in Point if p in FORMS[kind].points))
 )
 PAIRS = tuple((first, second) for first in CASES for second in CASES)
@@ -135,6 +135,8 @@ class Double:
             fault = replace(fault, seconds=choice((-3600.0, -1.0, 5.0, 3600.0)))
         if "factor" in options:
             fault = replace(fault, factor=choice((3.0, 20.0)))
+        if "what" in options:
+            fault = replace(fault, what=choice(FORMS[kind].whats))
         if "way" in options:
             fault = replace(fault, way=choice((None, None, "in", "out")))
         if "peer" in options and self.random.random() < 0.4 and (someone := self.somebody()) is not None:
@@ -160,10 +162,11 @@ def draw_setting(seed: int, pair: tuple[Case, Case]) -> Setting:
     random = Random(seed)
     nodes, per_node = random.choice(((2, 2), (2, 2), (3, 2), (2, 3), (4, 1), (3, 1), (2, 1), (1, 3)))
     workers = nodes * per_node
-    saves = any(point is Point.SAVE or kind is K.KILL_DRIVER for kind, point in pair)
+    saves = any(point is Point.SAVE or kind in (K.KILL_DRIVER, K.DISK_FULL, K.STORE_DOWN) for kind, point in pair)
     joins = any(point in CHANGE for _, point in pair)
     steps = STEPS_TO_JOIN if joins else STEPS
-    sdc = not saves and random.random() < 0.2
+    judges = any(kind in (K.CORRUPT_WORKER, K.POISON) for kind, _ in pair)  # attempts, which noise makes all differ
+    sdc = not saves and not judges and random.random() < 0.2
     job = Job(
         nodes=nodes,
         workers_per_node=per_node,

@@ -125,6 +125,16 @@ class Effects:
             if not agent.cut_off:
                 self.world.cluster.rejoin(agent)
 
+    # --- bits and bytes ---------------------------------------------------------------------------------------
+
+    def damage_frame(self, worker: SimWorker) -> None:
+        """The next that it sends: its receiver finds that, and breaks the link."""
+        worker.mesh.damages = True
+
+    def fail_store(self, seconds: float, how: str) -> None:
+        disk = self.world.disk
+        disk.fails_until, disk.failure = max(disk.fails_until, self.engine.now + seconds), how
+
     # --- the rest ---------------------------------------------------------------------------------------------
 
     def clock_jump(self, agent: SimAgent, seconds: float) -> None:
@@ -140,6 +150,7 @@ class Effects:
         world = self.world
         network = world.network
         network.calm = True
+        world.disk.fails_until = 0.0
         network.slow.clear()
         network.late.clear()
         network.blocked.clear()

@@ -52,6 +52,7 @@ class SimMesh:
         self.into: dict[WorkerId, Lane] = {}
         self.dialing: set[WorkerId] = set()
         self._peers: set[WorkerId] = set()
+        self.damages = False  # the next frame
 
     def peers(self) -> set[WorkerId]:
         return self._peers
@@ -74,8 +75,11 @@ class SimMesh:
     def put(self, lane: Lane, frame: Frame) -> None:
         if self.owner.stopped:  # in the middle of what it was doing: the rest follows when it goes on
             self.owner.backlog.append((self.put, (lane, frame)))
-        else:
-            self.network.carry(lane, frame)
+            return
+        if self.damages:
+            self.damages, self.owner.impaired, lane.receiver.impaired = False, True, True
+            self.network.cut(self.owner, lane.receiver)
+        self.network.carry(lane, frame)
 
     def close(self, peer: WorkerId) -> None:
         self.dialing.discard(peer)

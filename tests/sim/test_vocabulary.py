@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from dataloader.errors import UsageError
 from elastic.faults import FORMS, FaultKind, parse_fault
 from tests.scenarios.script import Script, job_of
 from tests.sim.bugs import BELIEVED, BUGS, CLASSES, HALF, planted
@@ -14,7 +13,7 @@ from tests.sim.classes import CAUGHT, caught_by
 from tests.sim.doubles import CASES, PAIRS, double_world, pair_of
 from tests.sim.job import FaultEntry
 from tests.sim.runs import run_seed
-from tests.sim.vocabulary import UNPLAYED, hooks
+from tests.sim.vocabulary import hooks
 from tests.sim.world import Outcome, World
 
 SIZES = {"workers": 4, "nodes": 2, "logical_ranks": 8, "shards": 4, "steps": 6, "save_every": 2}
@@ -36,6 +35,13 @@ PLAYED = [
     "partition-node=1,way=in,seconds=1",
     "delay-worker=3,peer=0,seconds=0.1",
     "clock-jump=1,seconds=3600",
+    "corrupt-worker=3,what=link",
+    "corrupt-worker=3,what=gradient",
+    "corrupt-worker=3,what=parameter",
+    "poison,what=nan",
+    "poison,what=spike",
+    "disk-full,seconds=1",
+    "store-down,seconds=1",
     "add-node",
     "preempt-node=1,seconds=30",
     "stop",
@@ -56,9 +62,9 @@ def test_a_fault_is_played_and_no_promise_is_broken(fault: str) -> None:
     assert [str(known) for known, _ in world.vocabulary.happened] == [fault]
 
 
-def test_every_kind_is_played_or_refused() -> None:
+def test_every_kind_is_played() -> None:
     thaws = {FaultKind.THAW_WORKER, FaultKind.THAW_AGENT, FaultKind.THAW_NODE}
-    assert {parse_fault(fault).kind for fault in PLAYED} | UNPLAYED.keys() | thaws == set(FaultKind)
+    assert {parse_fault(fault).kind for fault in PLAYED} | thaws == set(FaultKind)
 
 
 @pytest.mark.parametrize("frozen", ["worker=3", "agent=1", "node=1"])
@@ -69,15 +75,42 @@ def test_whoever_is_thawed_goes_on(frozen: str) -> None:
     assert world.checks.members == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("kind", UNPLAYED)
-def test_what_it_cannot_play_it_refuses_in_one_line(kind: FaultKind) -> None:
-    whole = {"poison": "poison,what=nan", "corrupt-worker": "corrupt-worker=1,what=link"}
-    target = "=1" if FORMS[kind].number else ""
-    with pytest.raises(UsageError, match=f"can't play {kind}"):
-        played(whole.get(kind, f"{kind}{target},seconds=1"))
+def events_of(world: World, kind: str) -> list[dict[str, object]]:
+    return [dict(facts) for _, known, facts in world.disk.events if known == kind]
 
 
-@pytest.mark.parametrize("kind", [k for k in FaultKind if FORMS[k].points and k not in UNPLAYED])
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_poisoned_batch_is_skipped_and_nobody_leaves_for_it(wait: bool) -> None:
+    world, outcome = played("poison,what=nan", steps=12, wait=wait)
+    assert outcome.violation is None
+    (step,) = world.reference.poison
+    assert [record.step for record in world.disk.ledger if record.verdict == "skip"] == [step]
+    assert not events_of(world, "member_left")
+
+
+def test_who_computes_wrongly_once_is_found_and_the_step_is_the_right_one() -> None:
+    world, outcome = played("corrupt-worker=3,what=gradient", steps=12)
+    assert outcome.violation is None
+    assert [event["worker"] for event in events_of(world, "member_left")] == [3]
+    assert all(record.verdict == "commit" for record in world.disk.ledger)
+
+
+def test_who_has_wrong_parameters_ends_before_anything_comes_of_them() -> None:
+    world, outcome = played("corrupt-worker=3,what=parameter", steps=12)
+    assert outcome.violation is None
+    (left,) = events_of(world, "member_left")
+    assert left["worker"] == 3
+    assert not events_of(world, "bad_step")
+
+
+def test_a_full_disk_is_waited_for() -> None:
+    world, outcome = played("disk-full,seconds=2", wait=True)
+    assert outcome.violation is None
+    assert events_of(world, "save_failed")
+    assert world.disk.newest() == 6
+
+
+@pytest.mark.parametrize("kind", [k for k in FaultKind if FORMS[k].points])
 def test_a_fault_waits_for_its_point(kind: FaultKind) -> None:
     for point in sorted(FORMS[kind].points - {"join", "handover", "plan"}):
         text = f"{kind}=" + ("3" if FORMS[kind].number == "ID" else "1") if FORMS[kind].number else str(kind)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from dataloader.stream import fold_digests
@@ -25,7 +27,7 @@ GLOBAL_BATCH_PER_RANK = 2  # samples
 BASE_LR = 0.125
 GRAD_CLIP = 1.0
 _MASK = (1 << 64) - 1
-_WRONG = 1 << 64
+_INFINITE, _HUGE = 1, 2  # marks of a gradient, above its 64 bits: what it is added to is of that size
 
 
 def digest_of(value: int) -> bytes:
@@ -38,15 +40,25 @@ def parameters_of(state: int) -> int:
 
 def wrong(gradient: int) -> int:
     """What a worker gets that computes wrongly: whatever it is added to has an infinite norm."""
-    return _WRONG | hash((gradient, 7)) & _MASK
+    return _INFINITE << 64 | hash((gradient, 7)) & _MASK
 
 
-def is_wrong(gradient: int) -> bool:
-    return gradient >= _WRONG
+def huge(gradient: int) -> int:
+    """Far larger than any other, but finite."""
+    return _HUGE << 64 | hash((gradient, 13)) & _MASK
+
+
+def poisoned(gradient: int, what: str) -> int:
+    return wrong(gradient) if what == "nan" else huge(gradient)
+
+
+def _marks(gradient: int) -> int:
+    return gradient >> 64 if gradient > 0 else 0
 
 
 def _as(values: tuple[int, ...], result: int) -> int:
-    return wrong(result) if any(map(is_wrong, values)) else result
+    marks = reduce(or_, map(_marks, values))
+    return marks << 64 | result & _MASK if marks else result
 
 
 def added(left: int, right: int) -> int:
@@ -58,7 +70,8 @@ def of_shard(gradient: int, shard: int) -> int:
 
 
 def squared_norm_of(reduced: int) -> float:
-    return math.inf if is_wrong(reduced) else 0.25 + (reduced & 0xFFFF) / 0x4000
+    marks, usual = _marks(reduced), 0.25 + (reduced & 0xFFFF) / 0x4000
+    return math.inf if marks & _INFINITE else 1e12 * usual if marks & _HUGE else usual
 
 
 def applied(state: int, reduced: int, verdict: Verdict) -> int:
@@ -91,6 +104,7 @@ class Reference:
         self._committed: list[tuple[float, float]] = []
         self._versions = [Version(states, tuple(map(parameters_of, states)))]
         self._works: dict[tuple[int, int], RankWork] = {}
+        self.poison: dict[int, str] = {}  # by step: nan | spike
 
     def work(self, step: int, rank: int) -> RankWork:
         known = self._works.get((step, rank))
@@ -107,7 +121,7 @@ class Reference:
         return self._versions[version]
 
     def _after(self, before: Version, step: int) -> Version:
-        gradients = [rank_gradient(before.parameters, step, rank) for rank in range(self.logical_ranks)]
+        gradients = [self.gradient(before.parameters, step, rank) for rank in range(self.logical_ranks)]
         total = self._tree(gradients)
         reduced = tuple(of_shard(total, shard) for shard in range(self.shards))
         works = [self.work(step, rank) for rank in range(self.logical_ranks)]
@@ -115,13 +129,19 @@ class Reference:
         tokens = sum(w.tokens for w in works)
         norm = math.sqrt(math.fsum(map(squared_norm_of, reduced))) / tokens
         clip = min(1.0, GRAD_CLIP / (norm + 1e-6))
-        kind = "commit" if math.isfinite(loss) and not self._is_spike((loss / tokens, norm)) else "skip"
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        kind = "commit" if finite and not self._is_spike((loss / tokens, norm)) else "skip"
         if kind == "commit":
             self._committed.append((loss / tokens, norm))
         verdict = Verdict(kind, clip / tokens, lr_ratio(step), lr_ratio(step) * BASE_LR, norm, loss / tokens, tokens)
         states = tuple(applied(s, g, verdict) for s, g in zip(before.states, reduced, strict=True))
         digest = fold_digests(digest_of(s) for s in states).hex()
         return Version(states, tuple(map(parameters_of, states)), reduced, digest, loss / tokens, kind)
+
+    def gradient(self, parameters: tuple[int, ...], step: int, rank: int) -> int:
+        """What the data give, whoever computes it."""
+        gradient, what = rank_gradient(parameters, step, rank), self.poison.get(step)
+        return poisoned(gradient, what) if rank == 0 and what else gradient
 
     def _is_spike(self, figures: tuple[float, float]) -> bool:
         if self.window == 0 or len(self._committed) < self.window:

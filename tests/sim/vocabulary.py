@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dataloader.errors import UsageError
 from elastic.faults import FORMS, Fault, FaultKind, Point, parse_fault
 from elastic.injection import FaultEntry
+from runtime.injected import STORE_FAILURES
 from tests.sim import preemption
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ HOOKS: dict[Point, tuple[str, ...]] = {  # where the simulator's workers pass by
     Point.SAVE: ("write",),
 }
 CONTROLLER_HOOKS: dict[Point, tuple[str, ...]] = {Point.PLAN: ("plan sent",), Point.SAVE: ("save",)}
-UNPLAYED = {
-    K.POISON: "its gradients are hashes, which have no size",
-    K.CORRUPT_WORKER: "its links and memory keep their bits",
-    K.DISK_FULL: "its disk is never full",
-    K.STORE_DOWN: "its store is always up",
-}
 BY_CONTROLLER = {K.ADD_NODE, K.STOP}  # nobody else can do it
 
 
@@ -67,17 +61,13 @@ def hooks(fault: Fault) -> tuple[str, ...]:
     return (CONTROLLER_HOOKS if of_controller(fault.kind) else HOOKS)[fault.during]
 
 
-def refuse_unplayed(fault: Fault) -> None:
-    if fault.kind in UNPLAYED:
-        raise UsageError(f"the simulator can't play {fault.kind}: {UNPLAYED[fault.kind]}; play it on processes")
-
-
 class Vocabulary:
     def __init__(self, world: World, schedule: Iterable[FaultEntry]) -> None:
         self.world = world
         self.due = sorted(((entry.at_step, parse_fault(entry.fault)) for entry in schedule), key=lambda due: due[0])
-        for _, fault in self.due:
-            refuse_unplayed(fault)
+        for step, fault in [*self.due, *((entry.at_step, parse_fault(entry.fault)) for entry in world.job.faults)]:
+            if fault.kind is K.POISON:  # everybody knows it from the start
+                world.wrongs.poison(fault.what, step)
         self.waiting: dict[str, list[Waiting]] = {}
         self.happened: list[tuple[Fault, str]] = []  # and at which hook
 
@@ -86,10 +76,13 @@ class Vocabulary:
     def progress(self, step: int) -> None:
         """The job has entered this step for the first time."""
         while self.due and self.due[0][0] <= step:
-            self.inject(self.due.pop(0)[1])
+            fault = self.due.pop(0)[1]
+            if fault.kind is K.POISON:
+                self.happened.append((fault, ""))
+            else:
+                self.inject(fault)
 
     def inject(self, fault: Fault, count: int = 1, then: Callable[[Fault, str], None] | None = None) -> Waiting:
-        refuse_unplayed(fault)
         waiting = Waiting(fault, count, then)
         if fault.during is None:
             self.world.engine.after(0.0, self.happen, waiting, "", None)  # whoever told of the step finishes first
@@ -156,8 +149,10 @@ class Vocabulary:
                 effects.partition_worker(worker, fault.peer, fault.way, fault.seconds)
             case K.DELAY_WORKER:
                 effects.delay_worker(worker, fault.peer, fault.seconds or 0.0)
-            case _:
-                refuse_unplayed(fault)
+            case K.CORRUPT_WORKER if fault.what == "link":
+                effects.damage_frame(worker)
+            case K.CORRUPT_WORKER:
+                self.world.wrongs.corrupt(worker, fault.what)
 
     def on_node(self, fault: Fault, agent: SimAgent) -> None:
         effects = self.world.effects
@@ -183,8 +178,6 @@ class Vocabulary:
                 preemption.notice(self.world.cluster, agent, fault.seconds or 0.0)
             case K.CLOCK_JUMP:
                 effects.clock_jump(agent, fault.seconds or 0.0)
-            case _:
-                refuse_unplayed(fault)
 
     def on_job(self, fault: Fault) -> None:
         effects = self.world.effects
@@ -195,7 +188,9 @@ class Vocabulary:
                 effects.kill_driver()
             case K.FREEZE_CONTROLLER:
                 effects.freeze_controller(fault.seconds)
+            case K.DISK_FULL | K.STORE_DOWN:
+                effects.fail_store(fault.seconds or 0.0, STORE_FAILURES[str(fault.kind)])
+            case K.POISON:
+                self.world.wrongs.poison(fault.what)
             case kind if kind in BY_CONTROLLER:
                 effects.request(str(fault))
-            case _:
-                refuse_unplayed(fault)

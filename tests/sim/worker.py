@@ -15,13 +15,14 @@ from runtime import actions as a
 from runtime import change
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Received
 from runtime.compute_thread import Computed, Measured, MicroBatchDone
-from runtime.driver import REDIAL_SECONDS, Driver
+from runtime.driver import Driver
+from runtime.links import REDIAL_SECONDS
 from runtime.protocol import NO_BALLOT, Ballot, Certificate, Frame, FrameKind, WorkerId, plan_from_plain
-from runtime.saving import Saved
+from runtime.saving import FIRST_RETRY_SECONDS, Delayed, Saved
 from runtime.step import StepTransaction
 from tests.sim.clock import CLOCK
 from tests.sim.network import SimMesh
-from tests.sim.values import Cell, HashArithmetic, digest_of, rank_gradient
+from tests.sim.values import Cell, HashArithmetic, digest_of
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ class SimCompute:
         if number + 1 < world.job.micro_batches:
             self.begin_micro_batch(number + 1)
             return
-        gradient = Cell(world.wrongs.gradient(self.owner, step, rank, rank_gradient(self.parameters, step, rank)))
+        right = world.reference.gradient(self.parameters, step, rank)
+        gradient = Cell(world.wrongs.gradient(self.owner, step, rank, right))
         world.checks.computed(self.owner, step, rank, self.begun_under)
         self.running = None
         self.undelivered.add((step, rank))
@@ -172,6 +174,7 @@ class SimSaver:
     def __init__(self, owner: SimWorker) -> None:
         self.owner = owner
         self.free_at = 0.0
+        self.newest: dict[int, int] = {}  # version by shard (-1: the weights)
 
     def save(self, version: int, shard: int, snapshot: tuple[Any, int]) -> None:
         self._write(version, shard, snapshot[1])
@@ -184,6 +187,7 @@ class SimSaver:
 
     def _write(self, version: int, shard: int, value: Any) -> None:
         engine = self.owner.world.engine
+        self.newest[shard] = version
         self.free_at = max(engine.now, self.free_at) + engine.jitter(self.owner.world.profile.write_seconds)
         self.owner.later(self.free_at - engine.now, self._written, version, shard, value)
 
@@ -192,8 +196,16 @@ class SimSaver:
             self.owner.world.reached("write", self.owner)
         self.owner.call(self._durable, (version, shard, value))
 
-    def _durable(self, version: int, shard: int, value: Any) -> None:
+    def _durable(self, version: int, shard: int, value: Any, told: bool = False) -> None:
         disk = self.owner.world.disk
+        if shard >= -1 and self.owner.world.engine.now < disk.fails_until:
+            given_up = self.newest[shard] > version
+            if given_up or not told:
+                delayed = Delayed(version, shard, disk.failure, given_up)
+                self.owner.receive(self.owner.on_saved, delayed)
+            if not given_up:
+                self.owner.later(FIRST_RETRY_SECONDS, self._durable, version, shard, value, True)
+            return
         if shard >= 0:
             saved = Saved(version, shard, disk.write_shard(version, shard, value))
         elif shard == -1:
@@ -279,7 +291,7 @@ class SimWorker:
         except Exception as error:  # the process's edge
             self.world.checks.raised(self, error)
             return
-        if self.driver.redial and not self.redial_due:
+        if self.driver.links.redial and not self.redial_due:
             self.redial_due = True
             self.later(REDIAL_SECONDS * 1.01, self.redial)
         if not self.settling and self.tx.unsettled:
@@ -288,7 +300,7 @@ class SimWorker:
 
     def redial(self) -> None:
         self.redial_due = False
-        self.receive(self.driver.dial_again)
+        self.receive(self.driver.links.dial_again)
 
     def settle(self) -> None:
         self.settling = False
@@ -329,14 +341,14 @@ class SimWorker:
     def on_link(self, event: LinkUp | LinkDown | ConnectFailed | Received) -> None:
         if self.world.tracing:
             self.world.trace(f"worker {self.id}: {event}")
-        if isinstance(event, LinkDown) and self.driver.is_member(event.peer):
+        if isinstance(event, LinkDown) and self.driver.links.is_member(event.peer):
             self.world.watch.lost_link(self, event.peer)
         self.driver.on_link(event)
 
     def on_message(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "inject":  # what the driver does about it kills a process
-            self.world.vocabulary.inject(self.hit_by(message["fault"]))
+            self.hit_by(message["fault"])
             return
         if kind in ("ask", "plan"):
             self.at(kind)
@@ -356,12 +368,15 @@ class SimWorker:
             if self.world.checks.refound and self.id not in self.world.checks.refound:
                 self.at("refound")
 
-    def hit_by(self, plain: dict[str, Any]) -> Fault:
+    def hit_by(self, plain: dict[str, Any]) -> None:
         kind = FaultKind(plain["kind"])
+        if kind is FaultKind.POISON:
+            self.world.wrongs.poison(plain["what"], plain["step"])
+            return
         during = None if plain["during"] is None else Point(plain["during"])
-        target = self.agent.node if FORMS[kind].number == "NODE" else self.id
+        target = {"ID": self.id, "NODE": self.agent.node}.get(FORMS[kind].number)
         plain = {name: value for name, value in plain.items() if name != "spared"}
-        return Fault(**{**plain, "kind": kind, "during": during, "target": target})
+        self.world.vocabulary.inject(Fault(**{**plain, "kind": kind, "during": during, "target": target}))
 
     def accepts(self, plan: Any) -> bool:
         return change.accepts(self.tx, plan_from_plain(plan))  # type: ignore[arg-type]
@@ -379,7 +394,7 @@ class SimWorker:
                 self.world.trace(f"worker {self.id} computed rank {outcome.rank} of step {outcome.step}")
         self.driver.on_outcome(outcome)
 
-    def on_saved(self, saved: Saved) -> None:
+    def on_saved(self, saved: Saved | Delayed) -> None:
         self.driver.on_saved(saved)
 
     def moved_here(self) -> int | None:

@@ -94,10 +94,10 @@ class World:
         self.watch = watch or Watch()
         self.armed = False  # somebody waits for a protocol point
         self.effects = Effects(self)
+        self.wrongs = Wrongs(self, drawn=setting is None)
         self.faults = Faults(self, drawn=setting is None)
         self.vocabulary = Vocabulary(self, setting.schedule if setting is not None else ())
         self.script = setting.script(self) if setting is not None and setting.script is not None else None
-        self.wrongs = Wrongs(self, drawn=setting is None)
         self.ended: tuple[str, str] | None = None
         self.healed_at: float | None = None
         self.noises = 0
