@@ -32,6 +32,7 @@ from elastic.crew import Crew
 from elastic.metrics import AgentMetrics, MetricsServer
 from elastic.processes import WORKER_COMMAND, Forker
 from elastic.wire import KEPT_KINDS, PATIENT_KINDS, Plain, action_from_plain, event_to_plain
+from runtime import wall_clock
 from runtime.comm.local import LocalServer, private_directory
 from runtime.comm.loop import Wake, dispatch
 from runtime.protocol import WorkerId
@@ -232,7 +233,7 @@ class Agent:
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
-            self._say(event_to_plain(m.AgentBeat(self.facts.slot, self.instance)))
+            self._say(event_to_plain(m.AgentBeat(self.facts.slot, self.instance, time.time())))
 
     def _introduce(self) -> None:
         if self._silent:
@@ -247,6 +248,7 @@ class Agent:
             "slot": self.facts.slot,
             "instance": self.instance,
             "host": self.facts.host,
+            "clock_ahead_seconds": wall_clock.ahead_seconds(),
             "workers": self._crew.up(),
             "starting": self._crew.starting(),
             "exited": self._crew.exited,
@@ -294,6 +296,9 @@ class Agent:
                     self._freeze(worker, seconds, whole)
                 case m.Thaw(_, worker):
                     self._crew.thaw(worker)
+                case m.JumpClock(_, seconds):
+                    wall_clock.jump(seconds)
+                    self._crew.tell_connected({"kind": "clock", "jump_seconds": seconds})
                 case m.PreemptAgent(_, seconds):
                     self._take_notice(time.monotonic() + seconds, "injected")
                 case m.ToWorker(_, worker, message):

@@ -57,7 +57,7 @@ class Controller(Bookkeeping):
     def handle(self, event: Event, now: float) -> list[Action]:
         self.now = now
         if self.ended is None:
-            self.take_in(event)
+            self.take_in(self.skews.righted(event))
             self.think()
             if isinstance(event, m.Tick):
                 self.wake_again()
@@ -78,7 +78,8 @@ class Controller(Bookkeeping):
                 self.worker_up(info)
             case m.WorkerLinked(worker, unreached):
                 self.worker_linked(worker, frozenset(unreached))
-            case m.AgentBeat(slot, instance):
+            case m.AgentBeat(slot, instance, sent):
+                self.skews.beat(slot, sent, self.wall())
                 self.agent_beat(slot, instance)
             case m.WorkerExited(worker, reason, time, notice):
                 self.worker_gone(worker, reason, time, notice)

@@ -22,6 +22,7 @@ from elastic.messages import Action, NodeId
 from elastic.policy import Policy
 from elastic.recovery import Costs
 from elastic.roster import Roster
+from elastic.skew import Skews
 from elastic.suspects import Suspects
 from runtime.guard import GuardRules
 from runtime.protocol import Figures, WorkerId
@@ -72,6 +73,7 @@ class ControllerState:
         self.agents = AgentWatch()
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
+        self.skews = Skews(self.slot_of)
         self.departures = Departures()
         self.balance = Balance(facts.balance, facts.logical_ranks, facts.micro_batches_per_rank, facts.steps)
         self.computed = 0
@@ -109,6 +111,10 @@ class ControllerState:
         self.waiting_for_workers = False
         self.now = 0.0
         self._actions: list[Action] = []
+
+    def slot_of(self, worker: WorkerId) -> int | None:
+        known = self.roster.workers.get(worker)
+        return None if known is None else known.slot
 
     def wall(self) -> float:
         return self.epoch + self.now

@@ -115,6 +115,12 @@ class Crew:
         if known is not None and known.channel is not None:
             known.channel.send(message)
 
+    def tell_connected(self, message: Mapping[str, Any]) -> None:
+        """All others learn it as they come (`setup`)."""
+        for worker in self._workers.values():
+            if worker.channel is not None:
+                worker.channel.send(message)
+
     def tell_all(self, message: Mapping[str, Any]) -> None:
         """Whoever can't be told yet has nothing to end."""
         for worker in self._workers.values():

@@ -22,7 +22,7 @@ One vocabulary: the simulator and the processes each have an interpreter for it.
     poison                 the gradient of the next step's first micro-batch is NaN (what=nan) or far too large
                            (what=spike), whoever computes it
     disk-full, store-down  no file of a checkpoint can be written, for `seconds`
-    clock-jump=NODE        that node's wall clock is `seconds` ahead (or behind) from now on; in the simulator only
+    clock-jump=NODE        that node's wall clock is `seconds` ahead (or behind) from now on
     preempt-node=NODE      its agent is told that the node goes away in `seconds`
     add-node               a new node joins
     stop                   end at a step boundary, with a checkpoint

@@ -20,6 +20,7 @@ from elastic.messages import (
     FailStore,
     Freeze,
     FreezeController,
+    JumpClock,
     KillAgent,
     KillController,
     KillDriver,
@@ -175,7 +176,7 @@ def _on_node(fault: Fault, roster: Roster, node: Node) -> list[Action] | str:
         case FaultKind.THAW_AGENT | FaultKind.THAW_NODE:
             return [ThawAgent(node.slot)]
         case FaultKind.CLOCK_JUMP:
-            return "only the simulator moves clocks"
+            return [JumpClock(node.slot, fault.seconds or 0.0)]
         case FaultKind.PREEMPT_NODE:
             return [PreemptAgent(node.slot, fault.seconds or 0.0)]
         case FaultKind.KILL_AGENT | FaultKind.KILL_NODE:  # one of its workers does it, where it comes to the point

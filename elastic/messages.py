@@ -62,10 +62,11 @@ class AgentDown:
 
 @dataclass(frozen=True, slots=True)
 class AgentBeat:
-    """It lives, and its control thread runs."""
+    """It lives, and its control thread runs. `sent`: by its wall clock."""
 
     slot: int
     instance: str
+    sent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +355,14 @@ class CutAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class JumpClock:
+    """An injected fault: the wall clock of the agent and its workers is so many seconds ahead from now on."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ThawAgent:
     """SIGCONT to an agent and its workers, for which it can't do it itself."""
 
@@ -468,6 +477,7 @@ Action: TypeAlias = (
     | Thaw
     | ThawAgent
     | CutAgent
+    | JumpClock
     | KillAgent
     | PreemptAgent
     | ReleaseAgent

@@ -6,7 +6,8 @@
     recompute_ms   the longest that a survivor took over what the plan handed to it
     bytes_moved    state that had to be sent before training went on
 
-Times are wall-clock seconds as stamped where they were seen: on one host exact, across hosts as good as their clocks.
+Times are wall-clock seconds as stamped where they were seen: on one host exact; those of a host whose clock is off are
+put right as far as that is known (elastic/skew.py).
 A second failure before the end belongs to the same recovery.
 """
 

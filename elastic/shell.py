@@ -166,6 +166,7 @@ class Shell:
                     | m.Thaw(slot)
                     | m.PreemptAgent(slot)
                     | m.CutAgent(slot)
+                    | m.JumpClock(slot)
                     | m.ToWorker(slot)
                 ):
                     self._outgoing.setdefault(slot, []).append(action_to_plain(action))

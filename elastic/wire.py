@@ -19,7 +19,15 @@ from runtime.protocol import Ballot, record_from_plain, report_from_plain, to_pl
 
 Plain: TypeAlias = dict[str, Any]
 AgentAction: TypeAlias = (
-    m.WelcomeAgent | m.StartWorker | m.KillWorker | m.Freeze | m.Thaw | m.CutAgent | m.PreemptAgent | m.ToWorker
+    m.WelcomeAgent
+    | m.StartWorker
+    | m.KillWorker
+    | m.Freeze
+    | m.Thaw
+    | m.CutAgent
+    | m.JumpClock
+    | m.PreemptAgent
+    | m.ToWorker
 )
 
 # What a worker may say. Its agent adds "worker" to those that have the field and leave it away.
@@ -86,6 +94,7 @@ _AGENT_ACTIONS: dict[str, type[Any]] = {
         m.Freeze,
         m.Thaw,
         m.CutAgent,
+        m.JumpClock,
         m.PreemptAgent,
         m.ToWorker,
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from dataloader.errors import InternalError
 from runtime import actions as a
+from runtime import wall_clock
 from runtime.comm.link import ConnectFailed, LinkDown, LinkUp, Mesh, Received, total
 from runtime.comm.local import Channel
 from runtime.compute_thread import Computed, ComputeThread, Failed, Measured, MicroBatchDone
@@ -154,6 +155,8 @@ class Driver:
             case "leave":
                 self.leaving = True
                 self.compute.want(self.tx.step, ())
+            case "clock":
+                wall_clock.jump(message["jump_seconds"])
             case "inject":
                 self.strikes.arm(message["fault"])
             case other:

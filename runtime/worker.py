@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from dataloader.errors import ConfigError, DataError, EverstepError, HostError, RecipeError
 from dataloader.shards import TokenShards
 from dataloader.stream import SampleStream
+from runtime import wall_clock
 from runtime.checkpoint.catalogue import newest
 from runtime.checkpoint.reader import CheckpointReader
 from runtime.checkpoint.store import LocalStore
@@ -118,6 +119,8 @@ def await_setup(agent: Channel, selector: selectors.BaseSelector) -> dict[str, A
 
 
 def work(setup: Mapping[str, Any], agent: Channel, selector: selectors.BaseSelector) -> None:
+    if ahead_seconds := setup.get("clock_ahead_seconds"):
+        wall_clock.jump(ahead_seconds)
     job, run_dir = setup["job"], Path(setup["run_dir"])
     train = TrainConfig.model_validate(job["train"])
     built = build(job, train)

@@ -73,6 +73,7 @@ ROWS = (
     Row("a bit in a worker's parameters", "corrupt-worker=1,what=parameter"),
     Row("NaN in a batch", "poison,what=nan", like=("poison,what=nan",)),
     Row("worker, four times slower", "slow-worker=2,factor=4"),
+    Row("a node's wall clock, an hour ahead", "clock-jump=1,seconds=3600", ((AT + 2, "kill-worker=3"),)),
     Row("disk", "disk-full,seconds=1", settings=SAVES),
     Row("store", "store-down,seconds=1", settings=SAVES),
     Row("new node", "add-node", settings=LONG),

@@ -336,6 +336,8 @@ class Cluster:
                 self.kill_controller()
             case m.Freeze(slot, worker, seconds, whole):
                 self.to_agent(slot, self.freeze, worker, seconds, whole)
+            case m.JumpClock(slot, seconds):
+                self.to_agent(slot, self.world.effects.clock_jump, seconds)
             case m.Thaw(slot, worker):
                 self.to_agent(slot, self.thaw, worker)
             case m.ThawAgent(slot):
@@ -416,7 +418,7 @@ class Cluster:
         """It tells that it lives. The controller judges by that who doesn't."""
         if agent.alive:
             if not agent.stopped:
-                self.tell(agent, m.AgentBeat(agent.slot, agent.instance))
+                self.tell(agent, m.AgentBeat(agent.slot, agent.instance, self.wall(agent)))
             self.engine.after(BEAT_PERIOD_SECONDS, self.beat, agent)
 
     def introduce(self, agent: SimAgent) -> None:

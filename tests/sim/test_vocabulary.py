@@ -139,6 +139,27 @@ def test_no_decision_depends_on_a_wall_clock() -> None:
     assert course("clock-jump=1,seconds=3600", "clock-jump=0,seconds=-86400") == course("clock-jump=1,seconds=0")
 
 
+def test_a_wrong_clock_costs_nothing_but_stamps() -> None:
+    """A death on the node whose clock is wrong, and one elsewhere: what they cost is told as if it weren't."""
+
+    def pauses(seconds: int) -> list[float]:
+        course = {
+            2: f"clock-jump=1,seconds={seconds}",
+            100: "kill-worker=3,during=vote",
+            120: "kill-worker=0,during=vote",
+        }
+        entries = tuple(FaultEntry(step, fault, False) for step, fault in course.items())
+        script = Script((), replace(job_of(SIZES, entries), steps=140), entries)
+        world = World(7, setting=script.setting())
+        assert world.run().violation is None
+        return [float(str(e["pause_ms"])) for e in events_of(world, "recovery")]
+
+    right = pauses(0)
+    assert len(right) == 2
+    for ahead in (3600, -3600):
+        assert pauses(ahead) == pytest.approx(right, abs=100.0)
+
+
 def test_a_resumed_job_goes_on_from_the_newest_checkpoint() -> None:
     world, outcome = played("kill-driver")
     assert outcome.violation is None

@@ -94,14 +94,14 @@ def test_when_every_holder_is_lost(holders_lost: str) -> None:
 def test_an_agent_that_says_nothing_is_given_up() -> None:
     job = play(Policy(), standbys=0)
     for _ in range(10):
-        job.say(m.AgentBeat(0, "a"), m.AgentBeat(1, "b"), m.Tick(), after=0.4)
+        job.say(m.AgentBeat(0, "a", 0.0), m.AgentBeat(1, "b", 0.0), m.Tick(), after=0.4)
     for _ in range(10):
-        job.say(m.AgentBeat(0, "a"), m.Tick(), after=0.4)
+        job.say(m.AgentBeat(0, "a", 0.0), m.Tick(), after=0.4)
     assert job.of(m.KillAgent) == [m.KillAgent(1, again=True)]
     left = [action.fields for action in job.of(m.AppendEvent) if action.kind == "member_left"]
     assert [fields["worker"] for fields in left] == [2, 3]
     assert all("node 1 has been silent" in fields["reason"] for fields in left)
-    job.say(m.AgentBeat(1, "b"))  # it was only stopped, or out of reach
+    job.say(m.AgentBeat(1, "b", 0.0))  # it was only stopped, or out of reach
     assert job.of(m.KillAgent) == [m.KillAgent(1, again=True)] * 2
     job.say(m.AgentUp(1, "c", "there"))
     assert [action.slot for action in job.of(m.StartWorker)][-1] == 1
@@ -109,6 +109,6 @@ def test_an_agent_that_says_nothing_is_given_up() -> None:
 
 def test_nobody_is_given_up_by_a_controller_that_was_stopped() -> None:
     job = play(Policy(), standbys=0)
-    job.say(m.AgentBeat(0, "a"), m.AgentBeat(1, "b"))
+    job.say(m.AgentBeat(0, "a", 0.0), m.AgentBeat(1, "b", 0.0))
     job.say(m.Tick(), after=100.0)
     assert not job.of(m.KillAgent)

@@ -67,7 +67,7 @@ INFO = m.WorkerInfo(1, 77, ("127.0.0.1", 4000), {"torch": "2.13"}, "abc", True, 
 
 EVENTS: list[m.Event] = [
     m.AgentUp(0, "i", "127.0.0.1", (INFO,), (2, 3)),
-    m.AgentBeat(0, "i"),
+    m.AgentBeat(0, "i", 0.0),
     m.WorkerUp(INFO),
     m.WorkerLinked(1),
     m.WorkerExited(1, "SIGKILL", 1.5, "frozen"),
