@@ -154,7 +154,7 @@ class ControllerState:
             "members": [[worker, *self.facts_of(worker)] for worker in sorted(self.ballots.members)],
             "faults": self.schedule.durable(),
             "departures": self.departures.durable(),
-            "stop": self.stop_requested,
+            "stop": [self.stop_requested, self.stop_reason, self.broken],
             "number": self.ballots.number,
             "balance": self.balance.durable(),
             "totals": {**self.costs.totals(), "computed": self.computed - self.retold(), "begun_at": self.begun_at},
@@ -175,7 +175,7 @@ class ControllerState:
         self.ballots.members = set(self.unseen)
         self.schedule.restore(state["faults"])
         self.departures.restore(state["departures"])
-        self.stop_requested = state["stop"]
+        self.stop_requested, self.stop_reason, self.broken = state["stop"]
         self.ballots.number = state["number"]
         self.balance.restore(state["balance"])
         self.costs.restore(state["totals"])
@@ -195,4 +195,4 @@ def resumed_state(durable: Mapping[str, Any], same_faults: bool) -> dict[str, An
     totals = {**Costs().totals(), "computed": 0, "begun_at": None}  # each job counts its own
     own = {"balance": {"slowness": [], "moved_at": None, "in_vain": 0}, "totals": totals}
     kept = {**durable, "roster": roster, "faults": faults, **own}
-    return {**kept, "members": [], "departures": [], "stop": False}
+    return {**kept, "members": [], "departures": [], "stop": [False, "", ""]}

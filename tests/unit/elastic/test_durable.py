@@ -14,7 +14,7 @@ STATE: dict[str, Any] = {
     "roster": {"next_worker": 5, "next_node": 2, "slots": [0, 1], "reserved": [], "nodes": [[0, 0, "i", True]]},
     "members": [0, 1],
     "faults": [[0, "over", 1, -1, 0]],
-    "stop": True,
+    "stop": [True, "", ""],
     "number": 4,
 }
 
@@ -42,7 +42,7 @@ def test_a_resumed_run_keeps_numbers_and_forgets_members(run: RunDirectory) -> N
     kept = durable.read_state(run)
     assert kept is not None
     assert kept["roster"]["next_worker"] == 5
-    assert (kept["roster"]["slots"], kept["members"], kept["stop"]) == ([], [], False)
+    assert (kept["roster"]["slots"], kept["members"], kept["stop"]) == ([], [], [False, "", ""])
     assert kept["faults"] == STATE["faults"]
 
 

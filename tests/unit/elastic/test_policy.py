@@ -71,6 +71,15 @@ def test_or_the_job_stops_with_a_checkpoint(policy: Policy, event: m.Event, says
     assert says in job.controller.stop_reason
 
 
+def test_a_new_controller_knows_why_the_job_stops() -> None:
+    job = play(Policy(worker_lost="stop"), standbys=0)
+    before = job.plan()
+    job.say(m.WorkerExited(3, "SIGKILL", 0.0))
+    job.report(0, 1, 2, plan=before)
+    new = Controller(job.controller.facts, job.of(m.Persist)[-1].state, 2, 0, lambda step: None, 0)
+    assert "policy.worker_lost is stop" in new.stop_reason
+
+
 def test_the_other_kind_of_loss_does_not_stop_it() -> None:
     job = play(Policy(node_lost="stop"))
     lose(job, 3, job.plan())
