@@ -1,7 +1,7 @@
 """Random faults on real processes: `everstep chaos` with one seed after another until so many have been injected.
 
-Four workers on two nodes and a standby, a tiny model, more processes than cores. Each run is compared with an
-undisturbed one; the figures are those of the runs' chaos.json.
+Four workers on two nodes and a standby, a tiny model, more processes than cores. All runs are compared with one that is
+undisturbed and no shorter; the figures are those of the runs' chaos.json.
 
     python -m bench.chaos [--faults N] [--minutes M] [--mtbf SECONDS] [--keep DIR]
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from elastic.chaos.figures import percentile
 
 FAULTS, MINUTES, MTBF_SECONDS = 200, 4.0, 8.0
 PAUSE_MEDIAN_MS, PAUSE_P99_MS, FROZEN_MS, CONTROLLER_MS = 30.0, 300.0, 1000.0, 5000.0
+MORE_SECONDS = 30.0  # a disturbed run goes on until it is whole again
+JOB = str(ROOT / "examples" / "stdlib.yaml")
 EVERSTEP = (sys.executable, "-P", "-m", "elastic.cli")
 TINY = (
     "model={hidden_size: 64, intermediate_size: 176, layers: 2, heads: 4, kv_heads: 2, dropout: 0.1}",
@@ -47,18 +51,37 @@ def main() -> bool:
 def trials(place: Path, faults: int, minutes: float, mtbf_seconds: float) -> list[dict[str, Any]]:
     """The reports of as many runs as it takes."""
     found: list[dict[str, Any]] = []
+    reference = ("--reference", str(undisturbed(place, minutes * 60.0 + MORE_SECONDS)))
     while sum(len(trial["faults"]) for trial in found) < faults:
         seed = len(found) + 1
-        settings = (*TINY, "checkpoint.full_every=50", f"run.dir={place}/run")
-        sets = [part for setting in settings for part in ("--set", setting)]
-        how = ["--seed", str(seed), "--minutes", str(minutes), "--mtbf", str(mtbf_seconds)]
-        code = subprocess.run([*EVERSTEP, "chaos", str(ROOT / "examples" / "stdlib.yaml"), *how, *sets]).returncode
+        how = ["--seed", str(seed), "--minutes", str(minutes), "--mtbf", str(mtbf_seconds), *reference]
+        code = subprocess.run([*EVERSTEP, "chaos", JOB, *how, *settings(place / "run")]).returncode
         if code not in (0, 1):
             raise SystemExit(f"everstep chaos: exit code {code}")
         found.append(json.loads((place / f"run-chaos-{seed}" / "chaos.json").read_bytes()))
         if not found[-1]["faults"]:
             raise SystemExit("everstep chaos injected nothing; give it more --minutes")
     return found
+
+
+def settings(directory: Path) -> list[str]:
+    given = (*TINY, "checkpoint.full_every=50", f"run.dir={directory}")
+    return [part for setting in given for part in ("--set", setting)]
+
+
+def undisturbed(place: Path, seconds: float) -> Path:
+    """A run that is left alone for so long from its first step on, then stopped."""
+    run = place / "undisturbed"
+    job = subprocess.Popen([*EVERSTEP, "run", JOB, *settings(run)])
+    ledger = run / "ledger.jsonl"
+    while not (ledger.exists() and ledger.stat().st_size) and job.poll() is None:
+        time.sleep(0.5)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(seconds)
+    job.send_signal(signal.SIGINT)
+    if job.wait() not in (0, 130):
+        raise SystemExit(f"the undisturbed run: exit code {job.returncode}")
+    return run
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
