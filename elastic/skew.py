@@ -16,7 +16,7 @@ from elastic import messages as m
 from runtime.protocol import WorkerId
 
 BEATS = 20
-AGREE = 3  # so many of the newest
+AGREE = 5  # so many of the newest
 LEAST_SECONDS = 0.2
 
 

@@ -30,7 +30,7 @@ HEAD = (
     "final loss off by",
     "parameters",
 )
-SHORT_MINUTES = 3.0
+SHORT_MINUTES = 2.0
 
 
 def page(measured: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import elastic.controller
 import elastic.plan
+from elastic import messages as m
 from elastic.balance import spread_by_speed
 from elastic.ballots import Asking, Ballots
 from elastic.controller import Controller
@@ -344,14 +345,15 @@ def planned_before_all_reports(patches: Patches) -> None:
 @bug("A14", CLOCKS)
 def wall_clocks_compared(patches: Patches) -> None:
     """News that are a minute old, by the wall clock of who brings them, tell of a host that hangs."""
-    real = Controller.link_lost
+    real = Controller.handle
 
-    def link_lost(controller: Controller, worker: WorkerId, peer: WorkerId, time: float, dialled: bool) -> None:
-        if abs(controller.wall() - time) > 60.0 and controller.roster.lives(worker):
-            controller.evict(worker, "it hangs")
-        real(controller, worker, peer, time, dialled)
+    def handle(controller: Controller, event: m.Event, now: float) -> list[m.Action]:
+        old = isinstance(event, m.LinkLost) and abs(controller.wall() - event.time) > 60.0
+        if old and controller.roster.lives(event.worker):  # before its time is put right
+            controller.evict(event.worker, "it hangs")
+        return real(controller, event, now)
 
-    patches.put(Controller, "link_lost", link_lost)
+    patches.put(Controller, "handle", handle)
 
 
 # --- planning ---------------------------------------------------------------------------------------------------
