@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import runtime.driver
+import runtime.links
 from tests.sim.engine import Engine
 
 WALL_START_SECONDS = 1.7e9
+MODULES: tuple[Any, ...] = (runtime.driver, runtime.links)  # all production code that asks for the time itself
 
 
 class Clock:
-    """Stands in for the `time` module in the driver. `ahead`: of the node whose code is running right now."""
+    """Stands in for the `time` module in MODULES. `ahead`: of the node whose code is running right now."""
 
     engine: Engine | None = None
     ahead_seconds = 0.0
@@ -31,11 +33,13 @@ CLOCK = Clock()
 
 @contextmanager
 def simulated_time(engine: Engine) -> Iterator[None]:
-    real: Any = runtime.driver.time
-    runtime.driver.time = CLOCK  # type: ignore[assignment]
+    real = [module.time for module in MODULES]
+    for module in MODULES:
+        module.time = CLOCK
     CLOCK.engine, CLOCK.ahead_seconds = engine, 0.0
     try:
         yield
     finally:
-        runtime.driver.time = real
+        for module, time in zip(MODULES, real, strict=True):
+            module.time = time
         CLOCK.engine = None
