@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Stages:
     """`pieces` in order; `end`: the sample at which nothing is left to read, None if there always is something."""
 
     def __init__(self, sources: Sequence[Source], stages: Sequence[Stage]) -> None:
-        if not stages or stages[0].start != 0 or any(a.start >= b.start for a, b in zip(stages, stages[1:])):
+        if not stages or stages[0].start != 0 or any(a.start >= b.start for a, b in pairwise(stages)):
             raise ValueError("stages begin at sample 0 and ascend")
         self.sources = tuple(sources)
         self._most = [None if s.epochs is None else s.epochs * s.samples for s in sources]
