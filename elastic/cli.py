@@ -114,10 +114,30 @@ def _parser() -> _Parser:
     )
     replay.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="change a key; VALUE is YAML")
 
+    _add_data(add("data", _data, "look at token files, check them, write them in another format"))
+
     two = add("diff", _diff, "compare two runs step by step, and their weights")
     two.add_argument("run_a", type=Path, metavar="RUN_A")
     two.add_argument("run_b", type=Path, metavar="RUN_B")
     return parser
+
+
+def _add_data(data: _Parser) -> None:
+    actions = data.add_subparsers(metavar="ACTION", required=True, dest="action", parser_class=_Parser)
+    for name, about in (
+        ("inspect", "say what a token file is, from its head and sizes"),
+        ("verify", "read all of it, and say the first thing that doesn't fit"),
+        ("convert", "write it in another format"),
+    ):
+        action = actions.add_parser(name, help=about, description=about)
+        action.add_argument("path", type=Path, metavar="PATH", help="a token file, or a directory of MDS")
+        action.add_argument("--type", metavar="TYPE", help="of bare ids, which don't say it: u16, u32, ...")
+        action.add_argument("--column", metavar="NAME", help="of an MDS dataset (tokens or input_ids)")
+    convert = actions.choices["convert"]
+    convert.add_argument("--to", required=True, choices=("megatron", "llm.c", "datatrove", "raw"))
+    convert.add_argument("--out", required=True, type=Path, metavar="PATH", help="that isn't there yet")
+    convert.add_argument("--to-type", metavar="TYPE", help="of the ids that are written (as narrow as the source's)")
+    convert.add_argument("--end-of-text", type=int, metavar="ID", help="ends a document, where the format knows none")
 
 
 def _grammar() -> str:
@@ -212,6 +232,13 @@ def _replay(arguments: argparse.Namespace) -> int:
     from elastic.chaos.replay import replay, wanted_of
 
     return replay(wanted_of(arguments))
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from elastic import data_files
+
+    actions = {"inspect": data_files.inspect, "verify": data_files.verify, "convert": data_files.convert_to}
+    return actions[arguments.action](arguments)
 
 
 def _count(text: str) -> int:
