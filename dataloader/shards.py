@@ -1,15 +1,8 @@
-"""Reading and writing the token files of one split.
-
-A reader maps files into memory when they are first needed and keeps at most `open_files` of them, so that hundreds of
-files neither use up file descriptors nor keep every page that was ever read. What it hands out is always a copy. A
-reader belongs to one thread.
-"""
+"""Reading and writing the token files of one split of a prepared dataset."""
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +22,12 @@ from dataloader.dataset import (
     read_index,
 )
 from dataloader.errors import DataError
+from dataloader.formats.token_file import TokenFile as TokenRun
+from dataloader.mapped import MappedFiles
 
 
 class TokenShards:
-    """One split of a prepared dataset, open for random reads.
+    """One split of a prepared dataset, open for random reads; it belongs to one thread.
 
     tokens     number of tokens in the whole split
     counts     number of tokens in each file, in order
@@ -54,22 +49,18 @@ class TokenShards:
         self.paths = tuple(directory / file.name for file in files)
         self.counts = tuple(file.tokens for file in files)
         self.checksums = tuple(file.xxh3_128 for file in files)
-        self._numpy_dtype = DTYPES[index.dtype]
-        self._open_files = max(1, open_files)
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
-        for number, path in enumerate(self.paths):
-            check_size(path, self._bytes(number), file_size(path))
+        self._maps = MappedFiles(open_files)
+        dtype = DTYPES[index.dtype]
+        self._files = []
+        for path, tokens in zip(self.paths, self.counts, strict=True):
+            size = tokens * dtype.itemsize
+            check_size(path, size, file_size(path))
+            self._files.append(TokenRun(path, "everstep", dtype, tokens, 0, size))
 
     def read(self, file: int, start: int, count: int) -> NDArray[np.int64]:
         """`count` tokens of file number `file` from place `start` on: a copy, int64 [count]."""
-        if start < 0 or count < 0 or start + count > self.counts[file]:
-            raise IndexError(f"{self.paths[file]}: tokens [{start}, {start + count}) of {self.counts[file]}")
-        if count == 0:
-            return np.empty(0, dtype=np.int64)
-        mapped = self._map(file)
-        offset = start * self._numpy_dtype.itemsize
-        tokens = np.frombuffer(mapped, dtype=self._numpy_dtype, count=count, offset=offset).astype(np.int64)
-        largest = int(tokens.max())
+        tokens = self._files[file].read(self._maps, start, count)
+        largest = int(tokens.max(initial=-1))
         if largest >= self.vocab_size:
             raise DataError(
                 f"{self.paths[file]}: token id {largest} near token {start}, expected ids below {self.vocab_size} "
@@ -79,8 +70,7 @@ class TokenShards:
 
     def close(self) -> None:
         """Unmaps all files. A later read maps them again."""
-        while self._maps:
-            self._maps.popitem()[1].close()
+        self._maps.close()
 
     def __enter__(self) -> TokenShards:
         return self
@@ -89,35 +79,6 @@ class TokenShards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _bytes(self, file: int) -> int:
-        return self.counts[file] * self._numpy_dtype.itemsize
-
-    def _map(self, file: int) -> mmap.mmap:
-        mapped = self._maps.get(file)
-        if mapped is None:
-            while len(self._maps) >= self._open_files:
-                self._maps.popitem(last=False)[1].close()
-            mapped = self._maps[file] = _map_file(self.paths[file])
-        self._maps.move_to_end(file)
-        # Touching a page beyond the end of a file that has shrunk since would kill the process with SIGBUS, so ask for
-        # its size every time: one fstat.
-        check_size(self.paths[file], self._bytes(file), mapped.size())
-        return mapped
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    size = file_size(path)
-    if size == 0:
-        raise DataError(f"{path}: empty, though {INDEX_NAME} gives it tokens; prepare the dataset again")
-    try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise DataError(f"{path}: can't be mapped into memory: {error.strerror}") from None
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)  # samples are scattered: reading ahead would read what nobody asked for
-    return mapped
 
 
 class ShardWriter:

@@ -95,7 +95,7 @@ def test_a_file_that_shrinks_while_it_is_mapped_is_an_error_not_a_dead_process(m
     )
     done = subprocess.run([sys.executable, "-c", script, directory], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "train-00000.bin: expected 200000 bytes by dataset.json, found 4096 (cut short)" in done.stdout
+    assert "train-00000.bin: had 200000 bytes when it was opened, and now 4096 (cut short)" in done.stdout
 
 
 def mapped_files(directory: Path) -> int:
