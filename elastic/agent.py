@@ -248,7 +248,6 @@ class Agent:
             "slot": self.facts.slot,
             "instance": self.instance,
             "host": self.facts.host,
-            "clock_ahead_seconds": wall_clock.ahead_seconds(),
             "workers": self._crew.up(),
             "starting": self._crew.starting(),
             "exited": self._crew.exited,
@@ -333,6 +332,7 @@ class Agent:
             "run_dir": str(self.facts.run_dir),
             "secret": self.facts.secret,
             "host": self.facts.host,
+            "clock_ahead_seconds": wall_clock.ahead_seconds(),
         }
 
     # --- the end --------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Controller(Bookkeeping):
     def handle(self, event: Event, now: float) -> list[Action]:
         self.now = now
         if self.ended is None:
-            self.take_in(self.skews.righted(event))
+            self.take_in(self.skews.righted(event) if isinstance(event, m.Told) else event)
             self.think()
             if isinstance(event, m.Tick):
                 self.wake_again()

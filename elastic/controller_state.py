@@ -73,7 +73,7 @@ class ControllerState:
         self.agents = AgentWatch()
         self.chronicle = Chronicle(facts.shards, ledger_next, ledger_digest, checkpoint)
         self.costs = Costs()
-        self.skews = Skews(self.slot_of)
+        self.skews = Skews()
         self.departures = Departures()
         self.balance = Balance(facts.balance, facts.logical_ranks, facts.micro_batches_per_rank, facts.steps)
         self.computed = 0
@@ -111,10 +111,6 @@ class ControllerState:
         self.waiting_for_workers = False
         self.now = 0.0
         self._actions: list[Action] = []
-
-    def slot_of(self, worker: WorkerId) -> int | None:
-        known = self.roster.workers.get(worker)
-        return None if known is None else known.slot
 
     def wall(self) -> float:
         return self.epoch + self.now

@@ -261,6 +261,14 @@ class Tick:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event that came from an agent, or from a worker by way of it: its times are that host's."""
+
+    slot: int
+    event: Event
+
+
 Event: TypeAlias = (
     AgentUp
     | AgentDown
@@ -288,6 +296,7 @@ Event: TypeAlias = (
     | Preempted
     | CheckpointWritten
     | Tick
+    | Told
 )
 
 # --- actions ----------------------------------------------------------------------------------------------------

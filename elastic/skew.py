@@ -9,11 +9,9 @@ Clocks that agree to a fifth of a second are left as they are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 
 from elastic import messages as m
-from runtime.protocol import WorkerId
 
 BEATS = 20
 AGREE = 5  # so many of the newest
@@ -21,8 +19,7 @@ LEAST_SECONDS = 0.2
 
 
 class Skews:
-    def __init__(self, slot_of: Callable[[WorkerId], int | None]) -> None:
-        self._slot_of = slot_of
+    def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
 
     def beat(self, slot: int, sent: float, received: float) -> None:
@@ -33,19 +30,20 @@ class Skews:
         if agree and min(newest) - min(seen) >= LEAST_SECONDS:
             self._seen[slot] = deque(newest, BEATS)
 
-    def seconds(self, slot: int | None) -> float:
+    def seconds(self, slot: int) -> float:
         """To be added to a time of that host."""
-        least = min(self._seen.get(-1 if slot is None else slot, ()), default=0.0)
+        least = min(self._seen.get(slot, ()), default=0.0)
         return least if abs(least) >= LEAST_SECONDS else 0.0
 
-    def righted(self, event: m.Event) -> m.Event:
-        """With its times by the controller's clock, where its worker's host has another."""
-        match event:
-            case m.WorkerExited() | m.LinkLost() | m.Resumed() | m.Killed() if event.worker >= 0:
-                if off := self.seconds(self._slot_of(event.worker)):
+    def righted(self, told: m.Told) -> m.Event:
+        """What an agent told, with its times by the controller's clock where that host has another."""
+        event, off = told.event, self.seconds(told.slot)
+        if off:
+            match event:
+                case m.WorkerExited() | m.LinkLost() | m.Resumed() | m.Killed():
                     return replace(event, time=event.time + off)
-            case m.AgentUp(slot) if off := self.seconds(slot):
-                return replace(event, exited=tuple(replace(exit, time=exit.time + off) for exit in event.exited))
-            case m.StepsDecided(worker, records) if off := self.seconds(self._slot_of(worker)):
-                return replace(event, records=tuple(replace(record, time=record.time + off) for record in records))
+                case m.AgentUp(exited=exited):
+                    return replace(event, exited=tuple(replace(exit, time=exit.time + off) for exit in exited))
+                case m.StepsDecided(records=records):
+                    return replace(event, records=tuple(replace(known, time=known.time + off) for known in records))
         return event

@@ -107,11 +107,11 @@ class ControllerActor:
         """An agent is up, or heard that this controller is."""
         if self._agents is not None:
             self._agents.introduced(event, contact)
-            self._take([event])
+            self._take(event["slot"], [event])
 
     def report(self, slot: int, events: list[Plain]) -> None:
         """What an agent saw and its workers said, in order."""
-        self._take(events)
+        self._take(slot, events)
 
     def request(self, fault: str) -> list[str]:
         """A fault from the command line; what became of it, in words."""
@@ -142,13 +142,13 @@ class ControllerActor:
         assert self._end is not None
         return self._end
 
-    def _take(self, events: list[Plain]) -> None:
+    def _take(self, slot: int, events: list[Plain]) -> None:
         if self._shell is None:
             return
         taken = []
         for plain in events:
             try:
-                taken.append(event_from_plain(plain))
+                taken.append(m.Told(slot, event_from_plain(plain)))
             except PeerError as error:
                 log.error("%s", error)
         self._shell.handle(*taken)

@@ -348,9 +348,10 @@ def wall_clocks_compared(patches: Patches) -> None:
     real = Controller.handle
 
     def handle(controller: Controller, event: m.Event, now: float) -> list[m.Action]:
-        old = isinstance(event, m.LinkLost) and abs(controller.wall() - event.time) > 60.0
-        if old and controller.roster.lives(event.worker):  # before its time is put right
-            controller.evict(event.worker, "it hangs")
+        news = event.event if isinstance(event, m.Told) else event
+        old = isinstance(news, m.LinkLost) and abs(controller.wall() - news.time) > 60.0
+        if old and controller.roster.lives(news.worker):  # before its time is put right
+            controller.evict(news.worker, "it hangs")
         return real(controller, event, now)
 
     patches.put(Controller, "handle", handle)

@@ -601,7 +601,7 @@ class Cluster:
         agent.up_last = arrival
         if arrival > self.engine.now + AGENT_SILENT_SECONDS / 2:  # it may well be taken for dead
             self.world.effects.impair(agent.living())
-        self.engine.at(arrival, self.think, self.incarnation, event)
+        self.engine.at(arrival, self.think, self.incarnation, m.Told(agent.slot, event))
 
     def to_worker(self, incarnation: int, action: m.ToWorker) -> None:
         self.to_agent(action.slot, self.at_worker, action.worker, action.message, incarnation=incarnation)

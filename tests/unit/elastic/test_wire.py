@@ -97,12 +97,13 @@ ACTIONS: list[Any] = [
     m.Thaw(0, 5),
     m.PreemptAgent(0, 10.0),
     m.CutAgent(0, 2.5),
+    m.JumpClock(0, -3600.0),
     m.ToWorker(0, 5, {"kind": "plan", "plan": to_plain(PLAN)}),
 ]
 
 
 def test_every_event_is_covered() -> None:
-    made_at_the_controller = {m.AgentDown, m.FaultRequested, m.CannotGoOn, m.Tick}
+    made_at_the_controller = {m.AgentDown, m.FaultRequested, m.CannotGoOn, m.Tick, m.Told}
     assert {type(event) for event in EVENTS} == set(get_args(m.Event)) - made_at_the_controller
 
 
