@@ -63,8 +63,8 @@ class Stages:
 
         DataError for a sample at which no source has anything left.
         """
-        if len(samples) and self.end is not None and int(samples.max()) >= self.end:
-            raise DataError(f"at sample {self.end} every source of the mixture has been read as often as it may be")
+        if len(samples):
+            self.refuse_beyond_the_end(int(samples.max()))
         sources, numbers = np.empty(len(samples), np.int64), np.empty(len(samples), np.int64)
         which = np.searchsorted(self._starts, samples, side="right") - 1
         for number in np.unique(which):
@@ -72,6 +72,10 @@ class Stages:
             found, own = piece.mixture.at(samples[places] - piece.start)
             sources[places], numbers[places] = found, own + np.asarray(piece.before, dtype=np.int64)[found]
         return sources, numbers
+
+    def refuse_beyond_the_end(self, sample: int) -> None:
+        if self.end is not None and sample >= self.end:
+            raise DataError(f"at sample {self.end} every source of the mixture has been read as often as it may be")
 
     def counts(self, samples: int) -> tuple[int, ...]:
         """How many of the first so many samples come from each source."""
