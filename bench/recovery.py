@@ -6,7 +6,7 @@ docs/recovery.svg, and the figures that they are drawn from.
 
     python -m bench.recovery [--minutes M] [--intervals 15,30,60] [--systems everstep,torchft,torchrun,ray-train]
                              [--variants recommended,tuned] [--add] [--render]
-                             [--docs DIR] [--figures FILE] [--keep DIR]
+                             [--note TEXT] [--docs DIR] [--figures FILE] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def main() -> bool:
     if not options.render:
         measure(options)
     measured = json.loads(options.figures.read_text())
+    measured["note"] = options.note or measured.get("note", "")
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "recovery.md").write_text(page(measured))
     draw(options.figures, options.docs / "recovery.svg")
@@ -61,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="a directory to make, for the logs of all runs")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where page and plot go (docs)")
     parser.add_argument("--figures", type=Path, default=ROOT / "runs" / "recovery.json", help="runs/recovery.json")
+    parser.add_argument("--note", default="", help="what a reader of the page should know of how it was measured")
     parser.add_argument(
         "--render", action="store_true", help="no measuring: page and plot of the figures that are there"
     )

@@ -57,7 +57,9 @@ def _introduction(measured: Mapping[str, Any]) -> str:
     warnings = []
     if measured["minutes"] < SHORT_MINUTES:
         warnings.append("These are figures of a trial run: they show that everything works, and no more.")
-    if load > facts["cores"]:
+    if note := measured.get("note"):
+        warnings.append(note)
+    elif load > facts["cores"]:
         warnings.append("Others used the machine meanwhile, now more and now less: the rows can't be compared.")
     warning = f"\n\n**{' '.join(warnings)}**" if warnings else ""
     return (
