@@ -32,7 +32,8 @@ class Bookkeeping(BadSteps):
         for record in self.chronicle.decided(records):
             self.act(m.AppendLedger(record))
             self.step_judged(record)
-            self.deaths_in_place = self.agents_in_place = 0
+            self.deaths_in_place = 0
+            self.agents_in_place.clear()
             self.last_step = to_plain(record)
             self.weigh(record)
         plan = self.ballots.plan

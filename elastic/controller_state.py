@@ -6,6 +6,7 @@ elastic/controller.py, what follows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,7 @@ class ControllerState:
         self.prune_due = False
         self.delayed_saves: set[int] = set()  # versions
         self.failed_starts = 0
-        self.agents_in_place = 0  # that came since then
+        self.agents_in_place: Counter[int] = Counter()  # that came since then, by slot
         self.start_after = 0.0  # no worker is started before
         self.deaths_in_place = 0  # since the last step that was recorded
         self.failure = ""

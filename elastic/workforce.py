@@ -17,7 +17,7 @@ ASK_TIMEOUT_SECONDS = 15.0  # a control thread that doesn't report for so long i
 BEAT_PERIOD_SECONDS = 0.5  # of agents; so often their silence is looked for
 JOIN_DELAY_SECONDS = 0.1  # lets workers that come up together join together
 RETURN_PATIENCE_SECONDS = 5.0  # a new incarnation's, for agents to introduce themselves
-AGENTS_IN_PLACE = 6  # times as many agents as the job has nodes, coming while no step is decided
+AGENTS_IN_PLACE = 12  # of one slot, one after the other, while no step is decided
 FAILED_STARTS = 3  # workers in a row that die before they are up, with no member that goes on
 LONGEST_BACKOFF_SECONDS = 60.0  # before another is started after such a one
 
@@ -59,9 +59,9 @@ class Workforce(ControllerState):
         self.act(m.PublishStatus())
 
     def refuse_endless_agents(self, node: Node) -> None:
-        """An agent that ends as soon as it has begun is brought back by Ray for ever."""
-        self.agents_in_place += 1
-        if self.agents_in_place > AGENTS_IN_PLACE * max(1, len(self.roster.slots)) and not self.members_living():
+        """An agent that ends as soon as it has begun is brought back by Ray for ever. New nodes are others."""
+        self.agents_in_place[node.slot] += 1
+        if self.agents_in_place[node.slot] > AGENTS_IN_PLACE and not self.members_living():
             self.end("failed", f"the agent of slot {node.slot} ends again and again; see logs/agent-{node.slot}.log")
 
     def tell_of_standbys(self, node: Node) -> None:

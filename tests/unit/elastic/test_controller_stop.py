@@ -47,6 +47,13 @@ def test_agents_that_end_again_and_again_end_the_job() -> None:
     assert play.of(m.End)[0].reason == "the agent of slot 0 ends again and again; see logs/agent-0.log"
 
 
+def test_nodes_that_come_and_go_do_not() -> None:
+    play = Play()
+    for slot in range(60):
+        play.say(m.AgentUp(slot, f"a{slot}", "here"), m.AgentDown(slot, f"a{slot}", 1.0))
+    assert not play.of(m.End)
+
+
 def test_a_job_whose_workers_die_again_and_again_at_one_step_fails() -> None:
     play = Play().begun()
     last = -1
