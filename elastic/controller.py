@@ -79,7 +79,7 @@ class Controller(Bookkeeping):
             case m.WorkerLinked(worker, unreached):
                 self.worker_linked(worker, frozenset(unreached))
             case m.AgentBeat(slot, instance, sent):
-                self.skews.beat(slot, sent, self.wall())
+                self.skews.beat(slot, instance, sent, self.wall())
                 self.agent_beat(slot, instance)
             case m.WorkerExited(worker, reason, time, notice):
                 self.worker_gone(worker, reason, time, notice)

@@ -20,9 +20,14 @@ LEAST_SECONDS = 0.2
 
 class Skews:
     def __init__(self) -> None:
+        self._instances: dict[int, str] = {}
         self._seen: dict[int, deque[float]] = {}
 
-    def beat(self, slot: int, sent: float, received: float) -> None:
+    def beat(self, slot: int, instance: str, sent: float, received: float) -> None:
+        """A slot's next agent may be on another host, so nothing is known of its clock."""
+        if self._instances.get(slot) != instance:
+            self._instances[slot] = instance
+            self._seen.pop(slot, None)
         seen = self._seen.setdefault(slot, deque(maxlen=BEATS))
         seen.append(received - sent)
         newest = list(seen)[-AGREE:]

@@ -10,7 +10,7 @@ def skews(*ahead_and_took: tuple[float, float]) -> Skews:
     """`ahead_and_took`: seconds that the clock of slot 1 is ahead, and that the beat took."""
     known = Skews()
     for number, (ahead, took) in enumerate(ahead_and_took):
-        known.beat(1, 1000.0 + number + ahead, 1000.0 + number + took)
+        known.beat(1, "a", 1000.0 + number + ahead, 1000.0 + number + took)
     return known
 
 
@@ -38,6 +38,12 @@ def test_a_clock_that_is_set_back_is_noticed_when_some_beats_agree() -> None:
 
 def test_beats_that_are_late_each_in_its_own_way_make_no_skew() -> None:
     assert skews((0.0, 0.01), (0.0, 3.0), (0.0, 1.0), (0.0, 2.0)).seconds(1) == 0.0
+
+
+def test_the_next_agent_of_a_slot_may_be_on_another_host() -> None:
+    known = skews((3600.0, 0.0))
+    known.beat(1, "b", 1001.0, 1001.01)
+    assert known.seconds(1) == 0.0
 
 
 def test_times_of_other_hosts_stay_as_they_are() -> None:
