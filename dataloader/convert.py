@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dataloader.errors import DataError
+from dataloader.errors import DataError, HostError
 from dataloader.formats import datatrove, megatron
 from dataloader.formats.bare import BareWriter
 from dataloader.formats.datatrove import DatatroveWriter
@@ -96,6 +96,8 @@ def _by_ends(file: TokenFile, maps: MappedFiles) -> Iterator[Integers]:
     for first in range(0, file.ends.count, AT_ONCE // 64):
         numbers = np.arange(first, min(first + AT_ONCE // 64, file.ends.count))
         for end in file.ends.at(maps, numbers).tolist():
+            if not start <= end <= file.tokens:
+                raise DataError(f"{file.path}: a document from token {start} to {end} of {file.tokens}; write it again")
             yield file.read(maps, start, end - start)
             start = end
     if start < file.tokens:
@@ -146,20 +148,31 @@ def convert(documents: Iterable[Integers], target: str, out: Path, dtype: str, r
     for file in files:
         if file.exists():
             raise DataError(f"{file}: is there already; remove it, or name another")
-    try:
+    with contextlib.ExitStack() as undo, _host_errors(out):
+        undo.callback(_remove, files)
         writer, tokens = writers[target](out, dtype), 0
         for ids in documents:
             writer.add(ids)
             tokens += len(ids)
             report(tokens)
-        return writer.finish()
+        written = writer.finish()
+        undo.pop_all()
+        return written
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _host_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise DataError(f"{out}: there is no directory {out.parent}") from None
-    except BaseException:
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                file.unlink()
-        raise
+    except OSError as error:
+        raise HostError(f"{out}: can't be written: {error.strerror}; name a place that has room") from error
 
 
 def files_of(target: str, out: Path) -> tuple[Path, ...]:

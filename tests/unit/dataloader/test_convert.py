@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dataloader.convert import TARGETS, Contents, Source, convert, files_of, usual_type
-from dataloader.errors import DataError
+from dataloader.errors import DataError, HostError
+from dataloader.formats.token_file import Integers
 
 DOCUMENTS = [[1, 2, 0], [0], [7, 8, 9, 9, 0]]
 KNOW_DOCUMENTS = {"megatron", "datatrove"}
@@ -54,6 +58,25 @@ def test_what_fails_half_way_leaves_nothing(tmp_path: Path, target: str) -> None
     with pytest.raises(DataError, match="token id 70000 doesn't fit u16"):
         convert([np.asarray([1]), np.asarray([70_000])], target, tmp_path / "a.bin", "u16", quiet)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, target: str) -> None:
+    def documents() -> Iterator[Integers]:
+        yield np.asarray([1])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(HostError, match=r"a\.bin: can't be written: No space left on device"):
+        convert(documents(), target, tmp_path / "a.bin", "u16", quiet)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ends_that_dont_ascend_are_refused(tmp_path: Path) -> None:
+    path = written("datatrove", tmp_path / "a.ds")
+    index = path.with_name("a.ds.index")
+    np.asarray([8, 4, 9], dtype="<u8").tofile(index)
+    with pytest.raises(DataError, match=r"a\.ds: a document from token 8 to 4 of 9"):
+        list(Source(path).documents())
 
 
 @pytest.mark.parametrize("target", TARGETS)
