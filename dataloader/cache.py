@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dataloader.durable import sync
 from dataloader.errors import DataError, HostError
 
 
@@ -73,7 +74,7 @@ def _build(entry: Path, build: Callable[[Path], None], check: Callable[[Path], o
         whole = place / "new"
         whole.mkdir()
         build(whole)
-        _sync_directory(whole)
+        sync(whole)
         if _is_good(entry, check):
             return  # the other host was faster, and its jobs may be reading it already
         if entry.exists():
@@ -83,7 +84,7 @@ def _build(entry: Path, build: Callable[[Path], None], check: Callable[[Path], o
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # those say: faster by a hair
                 raise
-        _sync_directory(entry.parent)
+        sync(entry.parent)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -99,14 +100,6 @@ def _lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
             waiting()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

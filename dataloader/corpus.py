@@ -30,8 +30,9 @@ from dataloader.dataset import (
     dtype_for,
     verify,
 )
+from dataloader.durable import write_durably
 from dataloader.errors import DataError, InternalError
-from dataloader.shards import ShardWriter, TokenShards, write_durably
+from dataloader.shards import ShardWriter, TokenShards
 from dataloader.stdlib_text import RULES_VERSION, SourceFile, library_root, read_library
 from dataloader.stream import SampleStream
 

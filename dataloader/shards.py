@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from dataloader.dataset import (
     file_size,
     read_index,
 )
+from dataloader.durable import write_durably
 from dataloader.errors import DataError
 from dataloader.formats.token_file import TokenFile as TokenRun
 from dataloader.mapped import MappedFiles
@@ -136,11 +136,3 @@ class ShardWriter:
             )
         )
         self._parts, self._tokens, self._documents = [], 0, 0
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Writes a new file and waits until it is on the disk."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dataloader.durable import sync
 from dataloader.errors import DataError
-from dataloader.formats.token_file import DTYPES, TokenFile, expect_size, head_of, narrow, size_of, sync, whole_ids
+from dataloader.formats.token_file import DTYPES, TokenFile, expect_size, head_of, narrow, size_of, whole_ids
 
 NUMPY_MAGIC = b"\x93NUMPY"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dataloader.durable import sync
 from dataloader.errors import DataError
-from dataloader.formats.token_file import DTYPES, Ends, Integers, TokenFile, narrow, size_of, sync
+from dataloader.formats.token_file import DTYPES, Ends, Integers, TokenFile, narrow, size_of
 from dataloader.mapped import MappedFiles
 
 _U64 = np.dtype("<u8")

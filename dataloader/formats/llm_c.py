@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dataloader.durable import sync
 from dataloader.errors import DataError
-from dataloader.formats.token_file import DTYPES, TokenFile, expect_size, head_of, narrow, size_of, sync
+from dataloader.formats.token_file import DTYPES, TokenFile, expect_size, head_of, narrow, size_of
 
 HEAD_BYTES = 1024
 KINDS = {20240520: (1, "u16"), 20240801: (7, "u32")}  # magic: version, type

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from dataloader.durable import sync
 from dataloader.errors import DataError
 from dataloader.formats.token_file import (
     DTYPES,
@@ -32,7 +33,6 @@ from dataloader.formats.token_file import (
     head_of,
     narrow,
     size_of,
-    sync,
 )
 from dataloader.mapped import MappedFiles
 

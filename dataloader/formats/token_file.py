@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,12 +136,3 @@ def narrow(ids: Any, dtype: np.dtype[Any], where: str) -> bytes:
         wrong = int(given.min()) if int(given.min()) < 0 else int(given.max())
         raise DataError(f"{where}: token id {wrong} doesn't fit {name_of(dtype)} (0 to {limits.max}); use a wider type")
     return given.astype(dtype).tobytes()
-
-
-def sync(path: Path) -> None:
-    """Wait until the file is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
