@@ -15,7 +15,7 @@ def test_a_wrong_clock_changes_nothing_but_stamps(house: House, reference: Run, 
         {"at_step": 2, "fault": f"clock-jump=1,seconds={seconds}", "wait": False},
         {"at_step": 20, "fault": "kill-worker=3,during=vote", "wait": False},
     ]
-    run = house.train(f"clock-{seconds}", faults=faults, train__pad_micro_batch_seconds=0.05)
+    run = house.train(f"clock-{seconds}", faults=faults, train__pad_micro_batch_seconds=0.1)
     house.same(reference, run)
     assert [event["worker"] for event in run.of_kind("member_left")] == [3]
     (recovery,) = run.of_kind("recovery")
